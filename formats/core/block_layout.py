@@ -67,7 +67,8 @@ class BlockLayout(NamedTuple):
         """Return scales as numbers; infinity for the byte that stands for none."""
         if not self.exponents:
             return np.asarray(d, np.float32)
-        return np.left_shift(d, EXPONENT_PLACE, dtype=np.uint32).view(np.float32)
+        bits: NDArray[np.uint32] = np.left_shift(d, EXPONENT_PLACE, dtype=np.uint32)
+        return bits.view(np.float32)
 
     @property
     def values(self) -> NDArray[np.float32]:

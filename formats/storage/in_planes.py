@@ -213,14 +213,19 @@ def fitted_signed(layout: BlockLayout, groups: NDArray[np.float32]) -> BlockNumb
     values, zero = layout.values, middle_level(layout)
     if layout.minimum:
         values = values - np.float32(zero)
+    first = abs(groups).argmax(2, keepdims=True)
+    largest = np.take_along_axis(groups, first, 2)[:, 0, 0]
     if layout.exponents:
-        d, m = least_exponents(abs(groups).max(2)[:, 0] / values.max()), None
-    else:
-        first = abs(groups).argmax(2, keepdims=True)
-        largest = np.take_along_axis(groups, first, 2)[:, 0, 0]
-        d, m = float16_scales(layout, largest / values[abs(values).argmax()])
-    q = nearest_levels(divided(groups[:, 0], layout.widen_scales(d)[:, None]), values)
+        return fitted_exponents(layout, groups[:, 0], abs(largest) / values.max())
+    d, m = float16_scales(layout, largest / values[abs(values).argmax()])
+    q = nearest_levels(divided(groups[:, 0], d[:, None].astype(np.float32)), values)
     return BlockNumbers(q, d, m)
+
+
+def fitted_exponents(layout: BlockLayout, groups: NDArray[np.float32], least: NDArray[np.float32]) -> BlockNumbers:
+    """Return blocks (count, inputs, p) whose scales are the smallest powers of two that are no smaller than `least`."""
+    d = least_exponents(least)
+    return BlockNumbers(nearest_levels(divided(groups, layout.widen_scales(d)[:, None]), layout.values), d)
 
 
 def least_exponents(least: NDArray[np.float32]) -> NDArray[np.uint8]:
