@@ -87,11 +87,11 @@ def slope_of_silu(u: Reals) -> Any:
     return y * (1 + u * (1 - y))
 
 
-def slope_of_clamped_gate(u: Reals) -> Any:
+def slope_of_clamped_gate(u: Reals) -> Reals:
     """Compute the derivative of v σ(s v), v = min(u, 7): σ (1 + s v (1 - σ)) up to 7, then 0."""
     v = np.minimum(u, CLAMPED)
     y = 0.5 * (1 + np.tanh(GATE_SLOPE / 2 * v))
-    return np.where(u < CLAMPED, y * (1 + GATE_SLOPE * v * (1 - y)), 0.0)
+    return np.asarray(np.where(u < CLAMPED, y * (1 + GATE_SLOPE * v * (1 - y)), 0.0))
 
 
 def damp(u: Reals, share: Reals) -> Any:
@@ -233,14 +233,15 @@ def log1p_relu(u: Reals) -> Reals:
 
 
 @activation(1.13, 14, vector="clamped_gate_of", maps_zero_to_zero=True, derivative=slope_of_clamped_gate)
-def clamped_gate(u: Reals) -> Any:
+def clamped_gate(u: Reals) -> Reals:
     """v σ(1.702 v), where v is u, and 7 above: the gates of gpt-oss (OpenAI 2025, arXiv:2508.10925)."""
     v = np.minimum(u, CLAMPED)
-    return damp(v, 0.5 * (1 + np.tanh(GATE_SLOPE / 2 * v)))
+    share: Reals = damp(v, 0.5 * (1 + np.tanh(GATE_SLOPE / 2 * v)))
+    return share
 
 
 @activation(1.0, 3, vector="clamped_factor_of", derivative=lambda u: np.where(abs(u) < CLAMPED, 1.0, 0.0))
-def clamped_factor(u: Reals) -> Any:
+def clamped_factor(u: Reals) -> Reals:
     """1 plus u, which is kept within ± 7: what clamped gates are multiplied by."""
     return np.maximum(-CLAMPED, np.minimum(u, CLAMPED)) + 1
 

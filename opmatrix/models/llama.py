@@ -178,7 +178,7 @@ def decoder(
             by_q = by_q * (form.scores * d**0.5)
         if form.sinks:
             q, k, v = Q @ heads(h) @ by_q, K @ heads(g) @ by_k @ repeat(h), V @ heads(g) @ repeat(h)
-            margin = const(negated(at(f"{name}.sinks", h))) @ heads(h)
+            margin = const(sign_changed(at(f"{name}.sinks", h))) @ heads(h)
             mixed = attention_sunk(q, k, v, where(l), margin) @ heads(h).T
         else:
             mixed = grouped(Q, K, V, h, g, where(l), by_q, by_k)
@@ -244,7 +244,7 @@ def times_factor(part: Operator, factor: float) -> Operator:
     return part if factor == 1 else part * factor
 
 
-def negated(stored: Data) -> Data:
+def sign_changed(stored: Data) -> Data:
     """Return the numbers of a stored array, with their signs changed."""
     name = f"-{stored.name}"
     return Promised(name, stored.shape) if isinstance(stored, Promised) else Data(-stored.array, name)

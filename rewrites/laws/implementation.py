@@ -178,19 +178,14 @@ def mixed_gated(
     return (((x @ up @ activation) * (x @ beside)) @ down * gate) @ total
 
 
+def activated_factor(x: Operator, beside: Operator, beside_bias: Operator, beside_activation: Operator) -> Operator:
+    return (x @ beside + beside_bias) @ beside_activation
+
+
 def mixed_gated_biased(
-    x: Operator,
-    gate: Operator,
-    up: Operator,
-    bias: Operator,
-    activation: Operator,
-    beside: Operator,
-    beside_bias: Operator,
-    beside_activation: Operator,
-    down: Operator,
+    x: Operator, gate: Operator, up: Operator, bias: Operator, activation: Operator, down: Operator, **beside: Operator
 ) -> Operator:
-    factor = (x @ beside + beside_bias) @ beside_activation
-    return ((((x @ up + bias) @ activation) * factor) @ down * gate) @ total
+    return ((((x @ up + bias) @ activation) * activated_factor(x, **beside)) @ down * gate) @ total
 
 
 def mixed_biased(
@@ -284,7 +279,7 @@ IN_HEADS, ACTIVATED, BIAS = dict(x=value[h, p]), dict(activation=entrywise[p]), 
 EXPERTS = dict(x=value[n], gate=NUMBER[h, 1], up=matrix[h, n, p], activation=entrywise[p], down=matrix[h, p, q])
 BIASED = EXPERTS | BIAS
 GATED, RESIDUAL = EXPERTS | dict(beside=matrix[h, n, p]), dict(residual=value[q])
-FACTOR = BIAS | dict(beside_bias=constant[h, p], beside_activation=entrywise[p])
+BIASED_FACTOR = BIAS | dict(beside_bias=constant[h, p], beside_activation=entrywise[p])
 KEPT_BY_GATE: dict[str, Any] = {"most": lambda at: at.kept("gate")}
 ROWS_TOGETHER = "rows of one expert together (Shazeer et al. 2017; Gale et al. 2022)"
 FLASH = "online softmax over tiles of keys (Milakov and Gimelshein 2018; Dao et al. 2022)"
@@ -299,11 +294,11 @@ OTHERS: tuple[tuple[Any, ...], ...] = (
     (mixed, "experts", EXPERTS, True, ROWS_TOGETHER, KEPT_BY_GATE),
     (mixed_biased, "experts", BIASED, True, ROWS_TOGETHER, KEPT_BY_GATE),
     (mixed_gated, "experts", GATED, True, ROWS_TOGETHER, KEPT_BY_GATE),
-    (mixed_gated_biased, "experts", GATED | FACTOR, True, ROWS_TOGETHER, KEPT_BY_GATE),
+    (mixed_gated_biased, "experts", GATED | BIASED_FACTOR, True, ROWS_TOGETHER, KEPT_BY_GATE),
     (mixed_residual, "experts", EXPERTS | RESIDUAL, False, ROWS_TOGETHER, KEPT_BY_GATE),
     (mixed_biased_residual, "experts", BIASED | RESIDUAL, False, ROWS_TOGETHER, KEPT_BY_GATE),
     (mixed_gated_residual, "experts", GATED | RESIDUAL, False, ROWS_TOGETHER, KEPT_BY_GATE),
-    (mixed_gated_biased_residual, "experts", GATED | FACTOR | RESIDUAL, False, ROWS_TOGETHER, KEPT_BY_GATE),
+    (mixed_gated_biased_residual, "experts", GATED | BIASED_FACTOR | RESIDUAL, False, ROWS_TOGETHER, KEPT_BY_GATE),
     (weighed, "blend_heads", dict(x=value[p], by=NUMBER[1]), True, ONCE),
     (weighed_residual, "blend_heads", dict(x=value[p], by=NUMBER[1], residual=value[p]), False, ONCE),
     (weighed_heads, "blend_heads", IN_HEADS | dict(by=NUMBER[h, 1]), False, ONCE),

@@ -15,7 +15,7 @@ from formats.kernels.engine.native import njit
 # the first and the second plane of levels, and of the integers of groups, in bits; see BlockLayout. table: the address
 # of the numbers that levels stand for; powers: that of the scales that bytes of exponents stand for, 0 for float16
 COLUMN_LAYOUT = np.dtype(words("table first second group groups field more scale_bits middle minimum centred powers"))
-BYTES = 256  # values of a byte
+BYTE_VALUES = 256  # values of a byte
 f4 = np.float32
 
 
@@ -23,7 +23,7 @@ f4 = np.float32
 def kept_layout(layout: BlockLayout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the record of a layout, and the tables that it points to; all are kept, as recordings read them later."""
     values = layout.values - np.float32(0)
-    powers = layout.widen_scales(np.arange(BYTES).astype(layout.scale_type))
+    powers = layout.widen_scales(np.arange(BYTE_VALUES).astype(layout.scale_type))
     first, second = (*layout.planes, 0)[:2]
     field, more = (*layout.fields, 0, 0)[:2]
     held = np.array(
@@ -81,7 +81,7 @@ def add_block_column(y, f, column, fresh):
         block, group = top // c.group // c.groups, top // c.group % c.groups
         place, d, m = blocks * start + block * lanes + at, f4(0), f4(0)
         if c.powers:
-            d = floats(c.powers, BYTES)[bytes_at(f.scale + place, 1)[0]]
+            d = floats(c.powers, BYTE_VALUES)[bytes_at(f.scale + place, 1)[0]]
         else:
             held = shorts(f.scale + 2 * scales * place, scales)
             d = widen(held[0])

@@ -55,7 +55,7 @@ class GatedSide(NamedTuple):
     @property
     def stack(self) -> StackNames:
         """The names of its matrices in files."""
-        return StackNames((BOTH,), BOTH, self.first, 2, turned=True)
+        return StackNames((GATE_UP,), GATE_UP, self.first, 2, turned=True)
 
     def cut(self, stored: Data, *shape: LiveSize) -> Data:
         """Return these numbers of the last axis of biases, in this shape, or promise them."""
@@ -65,7 +65,7 @@ class GatedSide(NamedTuple):
         return Data(stored.array[..., self.first :: 2].reshape(shape), name)
 
 
-BOTH, DOWN = "experts.gate_up_proj", "experts.down_proj"
+GATE_UP, DOWN = "experts.gate_up_proj", "experts.down_proj"
 SIDES = GatedSide("gate", 0), GatedSide("up", 1)
 GPT_OSS = LAYOUT._replace(
     stacks={f"experts.{side.name}_proj": side.stack for side in SIDES} | {DOWN: StackNames((DOWN,), DOWN, turned=True)}
@@ -96,7 +96,7 @@ def clamped_experts(config: Settings, at: ArraySource, name: str) -> Operator:
         raise wrong("num_experts_per_tok", k, f"at most num_local_experts, {count}")
     scores = affine(at(f"{name}.router.weight", count, n).T, at(f"{name}.router.bias", count))
     shares = scores @ best_shares(k) @ renormalised()
-    biases = at(f"{name}.{BOTH}_bias", count, 2 * f)
+    biases = at(f"{name}.{GATE_UP}_bias", count, 2 * f)
     gate, up = (
         affine(at(f"{name}.experts.{side.name}_proj", count, f, n).T, side.cut(biases, count, 1, f)) for side in SIDES
     )
