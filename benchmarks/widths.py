@@ -379,6 +379,14 @@ FAMILIES = {
         + decoders((768, 12, 12, 2048, None), sliding_window=16),
         {},
     ),
+    "gpt_oss": Family(
+        "GptOssConfig",
+        "GptOssModel",
+        ("GptOssForCausalLM", "GptOssModel"),
+        DECODER | dict(num_local_experts=4, num_experts_per_tok=2, sliding_window=16),
+        decoders((2880, 64, 8, 2880, 64), (768, 12, 4, 512, 32)),
+        {},
+    ),
     "mixtral": Family(
         "MixtralConfig",
         "MixtralModel",

@@ -32,7 +32,7 @@ Public names; `help(om.NAME)` describes each:
     scans        scan, cumsum, decay, linear_attention, gated_linear_attention, delta_rule, gated_delta_rule
     rows         share, keep_top, layernorm, rmsnorm, unit_length, centre, mean, maximum, minimum, softmax
     sums         over, monoids, Monoid
-    heads        heads, repeat, sum_heads, total, attention, attention_capped, grouped, rotate, rotary
+    heads        heads, repeat, sum_heads, total, attention, attention_capped, attention_sunk, grouped, rotate, rotary
     distances    by_distance, at_distances, alibi, bucketed
     values       formula, operator, compose, named, product, transpose, turn, Operator, Value
     batches      given, relation, pick, among, shift, conv

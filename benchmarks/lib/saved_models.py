@@ -211,6 +211,12 @@ SAVED = {
     "gemma2": SavedFamily(
         "Gemma2", "ForCausalLM", DECODER | dict(head_dim=8, sliding_window=6, attn_logit_softcapping=2.0), plain_words
     ),
+    "gpt-oss": SavedFamily(
+        "GptOss",
+        "ForCausalLM",
+        DECODER | dict(head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=5),
+        plain_words,
+    ),
     "smollm3": SavedFamily(
         "SmolLM3",
         "ForCausalLM",

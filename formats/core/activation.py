@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Reals = NDArray[np.float64]
+CLAMPED, GATE_SLOPE = 7.0, 1.702  # bound and slope of clamped gates, as gpt-oss was trained with (OpenAI 2025)
 TIMED = "gelu"  # priced for all activations, and compiled first
 
 
@@ -84,6 +85,13 @@ def slope_of_silu(u: Reals) -> Any:
     """Compute the derivative of u σ(u), which is σ(u) (1 + u (1 - σ(u)))."""
     y = 0.5 * (1 + np.tanh(u / 2))
     return y * (1 + u * (1 - y))
+
+
+def slope_of_clamped_gate(u: Reals) -> Reals:
+    """Compute the derivative of v σ(s v), v = min(u, 7): σ (1 + s v (1 - σ)) up to 7, then 0."""
+    v = np.minimum(u, CLAMPED)
+    y = 0.5 * (1 + np.tanh(GATE_SLOPE / 2 * v))
+    return np.asarray(np.where(u < CLAMPED, y * (1 + GATE_SLOPE * v * (1 - y)), 0.0))
 
 
 def damp(u: Reals, share: Reals) -> Any:
@@ -222,6 +230,20 @@ def expm1(u: Reals) -> Any:
 def log1p_relu(u: Reals) -> Reals:
     """The logarithm of 1 + relu(u) (Formal et al. 2021, arXiv:2107.05720)."""
     return np.log1p(np.maximum(u, 0))
+
+
+@activation(1.13, 14, vector="clamped_gate_of", maps_zero_to_zero=True, derivative=slope_of_clamped_gate)
+def clamped_gate(u: Reals) -> Reals:
+    """v σ(1.702 v), where v is u, and 7 above: the gates of gpt-oss (OpenAI 2025, arXiv:2508.10925)."""
+    v = np.minimum(u, CLAMPED)
+    share: Reals = damp(v, 0.5 * (1 + np.tanh(GATE_SLOPE / 2 * v)))
+    return share
+
+
+@activation(1.0, 3, vector="clamped_factor_of", derivative=lambda u: np.where(abs(u) < CLAMPED, 1.0, 0.0))
+def clamped_factor(u: Reals) -> Reals:
+    """1 plus u, which is kept within ± 7: what clamped gates are multiplied by."""
+    return np.maximum(-CLAMPED, np.minimum(u, CLAMPED)) + 1
 
 
 def spread_logarithm(y: Reals, error: Reals) -> Reals:

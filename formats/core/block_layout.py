@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 PLANE_INPUTS, WORD_BITS = 32, 32  # inputs of a step; bits of a word
+EXPONENT_PLACE, ONE_EXPONENT = 23, 127  # place of a float32's exponent in its bits; the exponent of 1
 LevelArray: TypeAlias = NDArray[np.integer]
 
 
@@ -18,7 +19,7 @@ class BlockLayout(NamedTuple):
     `table`. A block has `groups` groups of `group` inputs, a scale d and, with `minimum`, a second one, m. Without
     `fields` D = d and M = m, or M = -m d where m is the level of zero (`centred`). Otherwise each group has an integer,
     stored in planes of `fields` bits: its low `scale_bits` bits, less `middle`, times d are D; the other bits times m
-    are M."""
+    are M. With `exponents` a scale is a byte e that stands for 2^(e - 127), and for 0 where it is 0."""
 
     planes: tuple[int, ...]
     group: int = PLANE_INPUTS
@@ -30,6 +31,7 @@ class BlockLayout(NamedTuple):
     minimum: bool = False
     table: tuple[float, ...] = ()
     centred: bool = False
+    exponents: bool = False
 
     @property
     def bits(self) -> int:
@@ -57,6 +59,18 @@ class BlockLayout(NamedTuple):
         return 1 + self.minimum
 
     @property
+    def scale_type(self) -> np.dtype[np.generic]:
+        """The number type of a scale."""
+        return np.dtype(np.uint8 if self.exponents else np.float16)
+
+    def widen_scales(self, d: np.ndarray) -> NDArray[np.float32]:
+        """Return scales as numbers; infinity for the byte that stands for none."""
+        if not self.exponents:
+            return np.asarray(d, np.float32)
+        bits: NDArray[np.uint32] = np.left_shift(d, EXPONENT_PLACE, dtype=np.uint32)
+        return bits.view(np.float32)
+
+    @property
     def values(self) -> NDArray[np.float32]:
         """The numbers v(q) of all levels, in float32."""
         return np.array(self.table or np.arange(1 << self.bits) - self.zero, np.float32)
@@ -68,7 +82,7 @@ class BlockLayout(NamedTuple):
         groups, p). Products are exact in float32, so that at most the sum is rounded."""
         count, _, p = q.shape
         grouped = self.values[q.reshape(count, self.groups, self.group, p)]
-        scale = np.asarray(d, np.float32)[:, None]
+        scale = self.widen_scales(d)[:, None]
         shift = None if m is None else np.asarray(m, np.float32)[:, None]
         if parts is not None:
             low = (parts & ((1 << self.scale_bits) - 1)).astype(np.float32)

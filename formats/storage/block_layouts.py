@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from formats.core.block_layout import BlockLayout, LevelArray
 
 NOT_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # ggml's kvalues_iq4nl
+FLOAT4_MAGNITUDES = 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0  # of E2M1 (OCP Microscaling Formats 1.0, table 5)
+FLOAT4 = (*(-number for number in FLOAT4_MAGNITUDES[::-1]), -0.0, 0.0, *FLOAT4_MAGNITUDES)
 LAYOUTS = {
     "q4_0": BlockLayout((4,), zero=8),
     "q5_0": BlockLayout((4, 1), zero=16),
@@ -28,6 +30,7 @@ LAYOUTS = {
     "z8_128": BlockLayout((4, 4), 128, minimum=True, centred=True),
     "z4_64": BlockLayout((4,), 64, minimum=True, centred=True),
     "z4_32": BlockLayout((4,), 32, minimum=True, centred=True),
+    "mxfp4": BlockLayout((4,), 32, table=FLOAT4, exponents=True),
 }
 
 
@@ -109,6 +112,16 @@ def sixteen_sixes(packed: NDArray[np.uint8]) -> NDArray[np.uint16]:
 def shifted_bytes(packed: NDArray[np.int8]) -> NDArray[np.uint16]:
     """Return signed bytes with 128 added."""
     return (packed.astype(np.int16) + 128).astype(np.uint16)
+
+
+def ascending(codes: LevelArray) -> NDArray[np.uint8]:
+    """Return the places of codes of float4, which have their sign first, among ascending numbers."""
+    return np.asarray(codes ^ np.where(codes < 8, 8, 15), np.uint8)
+
+
+def codes_of(places: LevelArray) -> NDArray[np.uint8]:
+    """Invert `ascending`."""
+    return np.asarray(places ^ np.where(places < 8, 15, 8), np.uint8)
 
 
 # ---- the way back
@@ -241,6 +254,11 @@ FILED = {
         np.dtype([("d", "<f2"), ("m", "<f2"), ("halves", "u1", 32)]),
         lambda x: nibbles(x["halves"], 32),
         writes={"halves": lambda q: join_nibbles(q, 32)},
+    ),
+    "mxfp4": FiledBlock(
+        np.dtype([("d", "u1"), ("codes", "u1", 16)]),
+        lambda x: ascending(nibbles(x["codes"], 16)),
+        writes={"codes": lambda q: join_nibbles(codes_of(q), 16)},
     ),
     "z4_32": FiledBlock(
         np.dtype([("d", "<f2"), ("m", "<f2"), ("halves", "u1", 16)]),

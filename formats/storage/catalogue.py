@@ -18,6 +18,7 @@ from formats.storage.int8 import Int8
 from formats.storage.iq4_nl import IQ4_NL
 from formats.storage.lowrank import LowRank
 from formats.storage.masks import Mask
+from formats.storage.mxfp4 import MXFP4
 from formats.storage.nm import NM
 from formats.storage.packed import Packed
 from formats.storage.pairs.balancedint8 import BalancedInt8
@@ -53,6 +54,7 @@ __all__ = [
     "CSR",
     "FORMATS",
     "IQ4_NL",
+    "MXFP4",
     "NM",
     "Q2_K",
     "Q3_K",
@@ -136,6 +138,7 @@ FORMATS: dict[str, type[Format]] = {
         Z4_64,
         Z4_32,
         Z8_128,
+        MXFP4,
     )
 }
 

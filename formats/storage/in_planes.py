@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.arrays import FormatError
-from formats.core.block_layout import PLANE_INPUTS, BlockLayout, from_planes, to_planes
+from formats.core.block_layout import ONE_EXPONENT, PLANE_INPUTS, BlockLayout, from_planes, to_planes
 from formats.core.layout import PANEL, Panelled, panels, unpanelled
-from formats.core.sizes import T, ceiling, f2, n, p, u4
+from formats.core.sizes import T, ceiling, f2, n, p, u1, u4
 from formats.storage.block_layouts import FILED, LAYOUTS, FiledBlock, minima_of
 from formats.storage.half import FLOAT16_MAX
 from formats.storage.q4_1 import REGISTER_ROWS, WIDENINGS, Blocks
@@ -26,7 +26,7 @@ class BlockNumbers(NamedTuple):
     groups, p)."""
 
     q: NDArray[np.integer]
-    d: NDArray[np.float16]
+    d: NDArray[np.float16] | NDArray[np.uint8]
     m: NDArray[np.float16] | None = None
     parts: NDArray[np.integer] | None = None
 
@@ -46,7 +46,8 @@ class InPlanes(Blocks):
         cls.filed = FILED[name].block  # type: ignore[attr-defined]
         cls.panelled = Panelled(PANEL, 1, layout.inputs, layout=layout)  # type: ignore[attr-defined]
         count = ceiling(n / layout.inputs) * 16 * ceiling(p / 16)
-        cls.__annotations__ = {"w": u4[layout.words * count], "scale": f2[layout.scales * count]}
+        scale = u1 if layout.exponents else f2
+        cls.__annotations__ = {"w": u4[layout.words * count], "scale": scale[layout.scales * count]}
         if layout.fields:
             cls.__annotations__["parts"] = u4[layout.part_words * count]
         cls.few, cls.flops = REGISTER_ROWS, 2 * T * n * p  # type: ignore[attr-defined]
@@ -91,6 +92,8 @@ class InPlanes(Blocks):
             if name != "scale"
         }
         scale = rng.uniform(2.0**-12, 2.0**-10, promised.scale.shape).astype(np.float16)
+        if cls.layout.exponents:
+            scale = rng.integers(ONE_EXPONENT - 12, ONE_EXPONENT - 10, scale.shape, np.uint8)
         return cls((inputs, outputs), tuple((words | {"scale": scale})[name] for name in cls.fields))
 
 
@@ -212,9 +215,24 @@ def fitted_signed(layout: BlockLayout, groups: NDArray[np.float32]) -> BlockNumb
         values = values - np.float32(zero)
     first = abs(groups).argmax(2, keepdims=True)
     largest = np.take_along_axis(groups, first, 2)[:, 0, 0]
+    if layout.exponents:
+        return fitted_exponents(layout, groups[:, 0], abs(largest) / values.max())
     d, m = float16_scales(layout, largest / values[abs(values).argmax()])
     q = nearest_levels(divided(groups[:, 0], d[:, None].astype(np.float32)), values)
     return BlockNumbers(q, d, m)
+
+
+def fitted_exponents(layout: BlockLayout, groups: NDArray[np.float32], least: NDArray[np.float32]) -> BlockNumbers:
+    """Return blocks (count, inputs, p) whose scales are the smallest powers of two that are no smaller than `least`."""
+    d = least_exponents(least)
+    return BlockNumbers(nearest_levels(divided(groups, layout.widen_scales(d)[:, None]), layout.values), d)
+
+
+def least_exponents(least: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Return the bytes of the smallest powers of two that are no smaller than these numbers; 0 for 0."""
+    part, exponent = np.frexp(least)
+    byte = np.clip(exponent - (part == 0.5) + ONE_EXPONENT, 1, 2 * ONE_EXPONENT)
+    return np.where(least > 0, byte, 0).astype(np.uint8)
 
 
 def fitted_groups(layout: BlockLayout, groups: NDArray[np.float32]) -> BlockNumbers:

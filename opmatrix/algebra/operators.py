@@ -21,8 +21,8 @@ from opmatrix.algebra.batch.relations import relation
 from opmatrix.algebra.batch.signature import FLOAT, Port
 from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.monoids import decay as decay
+from opmatrix.algebra.monoids import logsumexp, mean, softmax
 from opmatrix.algebra.monoids import max as maximum
-from opmatrix.algebra.monoids import mean, softmax
 from opmatrix.algebra.monoids import min as minimum
 from opmatrix.algebra.nodes import add as add
 from opmatrix.algebra.nodes import (
@@ -66,10 +66,13 @@ __all__ = [
     "at_distances",
     "attention",
     "attention_capped",
+    "attention_sunk",
     "blocks",
     "by_distance",
     "capped",
     "centre",
+    "clamped_factor",
+    "clamped_gate",
     "col",
     "cols",
     "compose",
@@ -141,6 +144,7 @@ gelu, gelu_tanh, log1p_relu, relu, rsqrt, sigmoid, silu, softplus, square, tanh 
     nodes.SCALAR_FUNCTIONS.__getitem__,
     ("gelu", "gelu_tanh", "log1p_relu", "relu", "rsqrt", "sigmoid", "silu", "softplus", "square", "tanh"),
 )
+clamped_factor, clamped_gate = map(nodes.SCALAR_FUNCTIONS.__getitem__, ("clamped_factor", "clamped_gate"))
 globals().update(nodes.SCALAR_FUNCTIONS)  # and all others that have a record
 __all__ += sorted(nodes.SCALAR_FUNCTIONS.keys() - {*__all__})
 DEFAULT_BASE = 10000.0  # base of rotations: Su et al. 2021, section 3.2.2
@@ -379,3 +383,18 @@ def attention_capped(x: Value, q: Operator, k: Operator, v: Operator, where: Pat
     scores = (queries @ (x @ k).T * (queries.cols**-0.5 / cap)) @ tanh * cap
     mixed: Value = product(scores, x @ v, over=softmax, where=where)
     return mixed
+
+
+@operator
+def attention_sunk(x: Value, q: Operator, k: Operator, v: Operator, where: Pattern, margin: Operator) -> Value:
+    """softmax(score) v in every head beside a sink, one more key without a value: Xiao et al. 2023, section 3.3, whose
+    score is learned. Shares then sum to σ(m + margin), m the logarithm of the sum of e^score over the keys that a row
+    sees, and the margin less the sink's score. Scores are q kᵀ / √d; the operators give queries, keys, values and
+    margins by heads, of which margins have a column each."""
+    pattern_of(where, "attention_sunk")
+    queries = x @ q
+    scores = queries @ (x @ k).T * queries.cols**-0.5
+    mass = product(scores, const(1.0), over=logsumexp, where=where)
+    mixed: Value = product(scores, x @ v, over=softmax, where=where)
+    sunk: Value = mixed * ((mass + margin) @ sigmoid)
+    return sunk

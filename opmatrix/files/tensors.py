@@ -48,7 +48,8 @@ class Tensor(NamedTuple):
     """The place of a tensor: its file, its name and number type there, its shape, its first byte. `pairs`: the number
     of heads whose rows are interleaved, each beside its partner of the head's second half, as in GGUF files; 0:
     none. `held`: its bytes, of a model in memory, whose name is in place of the file. `made`: the function that makes
-    its blocks of those of other tensors, for a quantised checkpoint."""
+    its blocks of those of other tensors, for a quantised checkpoint; `apart`, of a stack, the one that gives the
+    transpose of a matrix by its number."""
 
     file: Path
     name: str
@@ -58,6 +59,7 @@ class Tensor(NamedTuple):
     pairs: int = 0
     held: HeldBytes | None = None
     made: Callable[[], Numeric] | None = None
+    apart: Callable[[int], Tensor] | None = None
 
     def matrix(self, at: int, first: int, rows: int) -> Tensor:
         """Return `rows` rows, from `first` on, of matrix `at` of a tensor of three axes, as a tensor of its own."""
@@ -239,6 +241,9 @@ def find_experts(
     """Find the matrices of a weight whose names begin with `stem`; return the name of the first missing one if there is
     one. `fitted` raises for a tensor of another shape. Raises InputError for matrices of several number types."""
     count, *sides = shape
+    if said.turned and (fused := find(stem + said.fused)):
+        fitted(fused, (count, sides[1], sides[0] * said.shares))
+        return ExpertTensors([turned_matrix(fused, e, said) for e in range(count)], [fused])
     for name, share, shares in ((said.fused, said.share, said.shares), (said.alone, 0, 1)):
         if name and (fused := find(stem + name)):
             rows, stacked = sides[0], fused
@@ -261,3 +266,21 @@ def find_experts(
             )
         matrices.append(tensor)
     return ExpertTensors([tensor._replace(shape=tuple(sides)) for tensor in matrices], matrices)
+
+
+def turned_matrix(fused: Tensor, e: int, said: StackNames) -> Tensor:
+    """Return the transpose of matrix e of a stack (experts, inputs, outputs), or a share of its rows, which take turns
+    with those of the others: in its blocks where the stack has them, else in float32."""
+    _, inputs, outputs = fused.shape
+    whole = fused.matrix(e, 0, inputs) if fused.apart is None else fused.apart(e)
+
+    def make() -> Numeric:
+        """Return the blocks, or the numbers, of the share."""
+        if fused.apart is None:
+            return np.ascontiguousarray(whole.read().T[said.share :: said.shares])
+        block, size, *_ = STORED[whole.number]
+        return whole.read_blocks(block, outputs * inputs // size).reshape(outputs, -1)[said.share :: said.shares]
+
+    number = "F32" if fused.apart is None else whole.number
+    name = f"{fused.name}[{e}, {said.share}::{said.shares}]"
+    return Tensor(fused.file, name, number, (outputs // said.shares, inputs), 0, made=make)

@@ -191,8 +191,7 @@ def attention_of_caches(step: Step, call: Call, shared: int = 0) -> Step:
     that are its values, 0 for none."""
     of_cache = {operand: behind(step.operands["k" if shared else operand]) for operand in "kv"}
     operands = {"q": step.operands["q"], **of_cache}
-    if "bias" in step.operands:
-        operands["bias"] = step.operands["bias"]
+    operands |= {name: value for name, value in step.operands.items() if name in ("bias", "margin")}
     attributes = {"scale": step.attributes.get("scale", 1.0)}
     if shared:
         attributes["values"] = shared

@@ -4,7 +4,7 @@ sequence holds: `among(HELD)`. cached.py says why that is enough, and does the s
 
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.relations import GIVEN, HELD, SLOTS
-from opmatrix.algebra.monoids import softmax, sum
+from opmatrix.algebra.monoids import logsumexp, softmax, sum
 from opmatrix.algebra.nodes import KINDS_IN_ORDER
 from opmatrix.algebra.operators import I, const, given, product, turn
 from opmatrix.algebra.oracles import factors
@@ -65,6 +65,10 @@ class Recalling:
                 if where.reach != parse(CAUSAL).reach and not self.programs:
                     raise InputError(apart(where.name))
                 return self.attention(scores, values, before)
+            case "product", (_, ones, over, where) if over is logsumexp and ones.constant and looks_back(where):
+                if not self.programs:
+                    raise InputError(f"cached: {brief(term)}: no term expresses masses of caches: {SEARCHED_FIRST}")
+                return term  # laws make it a part of attention
             case "product", (scores, _, over, where) if self.programs and over is sum and of_features(scores, where):
                 self.carries = True  # laws make it linear attention
             case "product", (*_, where) if where is not everyone:

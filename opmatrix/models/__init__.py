@@ -14,6 +14,7 @@ from opmatrix.algebra.term import Operator
 from opmatrix.models.config import ArraySource, Family, Settings, TensorNames, one_of, refuse_names, settings
 from opmatrix.models.decoders.cohere import cohere, cohere2
 from opmatrix.models.decoders.gemma2 import gemma2
+from opmatrix.models.decoders.gpt_oss import gpt_oss
 from opmatrix.models.decoders.granite import granite
 from opmatrix.models.decoders.olmo import olmo2
 from opmatrix.models.decoders.phi import phi3
@@ -70,6 +71,7 @@ FAMILIES: dict[str, Family] = {  # families by the config's model_type
     "cohere": cohere,
     "cohere2": cohere2,
     "gemma2": gemma2,
+    "gpt_oss": gpt_oss,
     "granite": granite,
     "olmo2": olmo2,
     "phi3": phi3,

@@ -51,13 +51,15 @@ class Key(NamedTuple):
 class StackNames(NamedTuple):
     """The names in files of a weight that has a matrix for each expert. `apart`: the matrix of expert #, by any of
     these names; `fused`: all of them in one tensor, where they are share number `share` of `shares` equal shares of its
-    rows; `alone`: all of them in a tensor of their own, as GGUF files have it."""
+    rows; `alone`: all of them in a tensor of their own, as GGUF files have it. `turned`: the fused tensor has the
+    matrices transposed, and their shares take turns among its columns."""
 
     apart: tuple[str, ...]
     fused: str
     share: int = 0
     shares: int = 1
     alone: str = ""
+    turned: bool = False
 
 
 class TensorNames(NamedTuple):

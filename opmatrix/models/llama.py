@@ -6,7 +6,22 @@ from itertools import accumulate, pairwise
 from operator import matmul
 from typing import NamedTuple
 
-from opmatrix.algebra.operators import ACTIVATIONS, I, affine, cols, diag, grouped, heads, layernorm, rmsnorm, weight
+from opmatrix.algebra.data import Data, Promised
+from opmatrix.algebra.operators import (
+    ACTIVATIONS,
+    I,
+    affine,
+    attention_sunk,
+    cols,
+    const,
+    diag,
+    grouped,
+    heads,
+    layernorm,
+    repeat,
+    rmsnorm,
+    weight,
+)
 from opmatrix.algebra.positions.patterns import Pattern, causal, sequence, window
 from opmatrix.algebra.shapes import LiveSize, divides, quotient
 from opmatrix.algebra.term import Operator
@@ -85,8 +100,9 @@ class DecoderForm(NamedTuple):
     added (`residual`), and of the scores of attention, None: one over the root of a head's columns. `turns`: the types
     of its rotation; `turned`: the layers that rotate, by number, None: all. `parallel`: attention and the unit read one
     norm, and their sum is added. `centred`: norms are layer norms without a shift. `normed_columns`: queries and keys
-    are normed in every head, with a gain for each column of all heads. `mixing` builds what stands in place of grouped
-    attention, by its name."""
+    are normed in every head, with a gain for each column of all heads. `sinks`: each head
+    of attention has a sink, whose score files hold. `mixing` builds what stands in place of grouped attention, by its
+    name."""
 
     behind: bool = False
     normed_whole: bool = False
@@ -99,6 +115,7 @@ class DecoderForm(NamedTuple):
     parallel: bool = False
     centred: bool = False
     normed_columns: bool = False
+    sinks: bool = False
     mixing: Callable[[str], Operator] | None = None
 
 
@@ -159,7 +176,13 @@ def decoder(
             Q, K = normed_heads(Q, f"{name}.q_norm", h), normed_heads(K, f"{name}.k_norm", g)
         if form.scores is not None:
             by_q = by_q * (form.scores * d**0.5)
-        return grouped(Q, K, V, h, g, where(l), by_q, by_k) @ linear(f"{name}.o_proj", d * h, n)
+        if form.sinks:
+            q, k, v = Q @ heads(h) @ by_q, K @ heads(g) @ by_k @ repeat(h), V @ heads(g) @ repeat(h)
+            margin = const(sign_changed(at(f"{name}.sinks", h))) @ heads(h)
+            mixed = attention_sunk(q, k, v, where(l), margin) @ heads(h).T
+        else:
+            mixed = grouped(Q, K, V, h, g, where(l), by_q, by_k)
+        return mixed @ linear(f"{name}.o_proj", d * h, n)
 
     def feeding(l: int, name: str) -> Operator:
         """Build the gated unit of a layer."""
@@ -219,6 +242,12 @@ def windowed(
 def times_factor(part: Operator, factor: float) -> Operator:
     """Return an operator times a factor; itself for 1."""
     return part if factor == 1 else part * factor
+
+
+def sign_changed(stored: Data) -> Data:
+    """Return the numbers of a stored array, with their signs changed."""
+    name = f"-{stored.name}"
+    return Promised(name, stored.shape) if isinstance(stored, Promised) else Data(-stored.array, name)
 
 
 def cut_products(

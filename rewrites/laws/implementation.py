@@ -14,6 +14,7 @@ from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.monoids import mean, softmax
 from opmatrix.algebra.operators import (
     I,
+    const,
     delta_rule,
     gated_delta_rule,
     gated_linear_attention,
@@ -27,6 +28,7 @@ from opmatrix.algebra.operators import (
     reciprocal,
     row,
     share,
+    sigmoid,
     symbol,
     tanh,
     total,
@@ -104,6 +106,20 @@ def capped_attention(
     return weigh(score(q, k, scale, heads) @ tanh @ (I * cap), v, where, heads)
 
 
+def sunk_attention(
+    q: Operator,
+    k: Operator,
+    v: Operator,
+    where: Pattern,
+    margin: Operator,
+    scale: Operator | None = None,
+    heads: int | None = None,
+) -> Operator:
+    scored = score(q, k, scale, heads)
+    mass = product(scored, const(1.0), over=monoids.logsumexp, where=where)
+    return weigh(scored, v, where, heads) * ((mass + margin) @ sigmoid)
+
+
 def relative_score(q: Operator, k: Operator, ahead: Operator | None = None, behind: Operator | None = None) -> Operator:
     logits: Operator = product(q, turn(k))
     if ahead is not None:
@@ -162,6 +178,16 @@ def mixed_gated(
     return (((x @ up @ activation) * (x @ beside)) @ down * gate) @ total
 
 
+def activated_factor(x: Operator, beside: Operator, beside_bias: Operator, beside_activation: Operator) -> Operator:
+    return (x @ beside + beside_bias) @ beside_activation
+
+
+def mixed_gated_biased(
+    x: Operator, gate: Operator, up: Operator, bias: Operator, activation: Operator, down: Operator, **beside: Operator
+) -> Operator:
+    return ((((x @ up + bias) @ activation) * activated_factor(x, **beside)) @ down * gate) @ total
+
+
 def mixed_biased(
     x: Operator, gate: Operator, up: Operator, bias: Operator, activation: Operator, down: Operator
 ) -> Operator:
@@ -174,6 +200,10 @@ def mixed_residual(residual: Operator, **others: Operator) -> Operator:
 
 def mixed_biased_residual(residual: Operator, **others: Operator) -> Operator:
     return residual + mixed_biased(**others)
+
+
+def mixed_gated_biased_residual(residual: Operator, **others: Operator) -> Operator:
+    return residual + mixed_gated_biased(**others)
 
 
 def mixed_gated_residual(residual: Operator, **others: Operator) -> Operator:
@@ -249,6 +279,7 @@ IN_HEADS, ACTIVATED, BIAS = dict(x=value[h, p]), dict(activation=entrywise[p]), 
 EXPERTS = dict(x=value[n], gate=NUMBER[h, 1], up=matrix[h, n, p], activation=entrywise[p], down=matrix[h, p, q])
 BIASED = EXPERTS | BIAS
 GATED, RESIDUAL = EXPERTS | dict(beside=matrix[h, n, p]), dict(residual=value[q])
+BIASED_FACTOR = BIAS | dict(beside_bias=constant[h, p], beside_activation=entrywise[p])
 KEPT_BY_GATE: dict[str, Any] = {"most": lambda at: at.kept("gate")}
 ROWS_TOGETHER = "rows of one expert together (Shazeer et al. 2017; Gale et al. 2022)"
 FLASH = "online softmax over tiles of keys (Milakov and Gimelshein 2018; Dao et al. 2022)"
@@ -263,9 +294,11 @@ OTHERS: tuple[tuple[Any, ...], ...] = (
     (mixed, "experts", EXPERTS, True, ROWS_TOGETHER, KEPT_BY_GATE),
     (mixed_biased, "experts", BIASED, True, ROWS_TOGETHER, KEPT_BY_GATE),
     (mixed_gated, "experts", GATED, True, ROWS_TOGETHER, KEPT_BY_GATE),
+    (mixed_gated_biased, "experts", GATED | BIASED_FACTOR, True, ROWS_TOGETHER, KEPT_BY_GATE),
     (mixed_residual, "experts", EXPERTS | RESIDUAL, False, ROWS_TOGETHER, KEPT_BY_GATE),
     (mixed_biased_residual, "experts", BIASED | RESIDUAL, False, ROWS_TOGETHER, KEPT_BY_GATE),
     (mixed_gated_residual, "experts", GATED | RESIDUAL, False, ROWS_TOGETHER, KEPT_BY_GATE),
+    (mixed_gated_biased_residual, "experts", GATED | BIASED_FACTOR | RESIDUAL, False, ROWS_TOGETHER, KEPT_BY_GATE),
     (weighed, "blend_heads", dict(x=value[p], by=NUMBER[1]), True, ONCE),
     (weighed_residual, "blend_heads", dict(x=value[p], by=NUMBER[1], residual=value[p]), False, ONCE),
     (weighed_heads, "blend_heads", IN_HEADS | dict(by=NUMBER[h, 1]), False, ONCE),
@@ -312,6 +345,7 @@ class ScoreParts(NamedTuple):
     grouped: bool = False
     biased: bool = False
     capped: bool = False
+    sunk: bool = False
 
     def called(self, name: str) -> str:
         """Return a name with the parts that are present, joined by underscores."""
@@ -322,11 +356,14 @@ class ScoreParts(NamedTuple):
         """The variables of scores."""
         near = dict(bias=distances[h]) if self.biased else {}
         near |= dict(cap=scalar) if self.capped else {}
+        near |= dict(margin=constant[h, 1]) if self.sunk else {}
         return (KEYS if self.grouped else QUERY) | (SCALE if self.scaled else {}) | near
 
     @property
     def body(self) -> Callable[..., Operator]:
         """The function of the variables of attention."""
+        if self.sunk:
+            return sunk_attention
         return capped_attention if self.capped else attention
 
     @property
@@ -336,7 +373,12 @@ class ScoreParts(NamedTuple):
 
 
 SCORE_PARTS = [ScoreParts(*reversed(flags)) for flags in product_of((False, True), repeat=3)]
-ATTENTION_PARTS = SCORE_PARTS + [parts._replace(capped=True) for parts in SCORE_PARTS if not parts.biased]
+PLAIN_SCORES = [parts for parts in SCORE_PARTS if not parts.biased]
+ATTENTION_PARTS = [
+    *SCORE_PARTS,
+    *(parts._replace(capped=True) for parts in PLAIN_SCORES),
+    *(parts._replace(sunk=True) for parts in PLAIN_SCORES),
+]
 
 
 def attentions() -> Iterator[Implementation]:
@@ -348,7 +390,7 @@ def attentions() -> Iterator[Implementation]:
             parts.body,
             parts.attended | HELD,
             {},
-            False,
+            parts.sunk,  # no other kernel computes a mass beside the scores
             GQA if parts.grouped else FLASH,
         )
     for parts in SCORE_PARTS:

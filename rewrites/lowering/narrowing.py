@@ -100,8 +100,10 @@ def from_rounded(calls: list[Call], value: int) -> bool:
 
 def narrows(call: Call) -> bool:
     """True if a kernel can compute in narrower numbers, too. It can where each query sees a range of positions, and
-    scores have no cap."""
-    return "number_type" in call.kernel.attributes and not call.bound.cap and pattern(call.bound).reach is not None
+    scores have no cap and no sink."""
+    if "number_type" not in call.kernel.attributes or call.bound.cap or call.bound.margin is not None:
+        return False
+    return pattern(call.bound).reach is not None
 
 
 def with_number_type(call: Call, kind: str) -> Arguments:

@@ -223,6 +223,7 @@ def cost_in_session(kernel: Declared, bound: Arguments, out: Any, extents: Exten
         v=v,
         scale=1.0,
         cap=bound.cap,
+        margin=bound.margin,
         where=SEEN,
         rows=rows,
         behind=window_attribute(bound).get("behind", BEYOND),

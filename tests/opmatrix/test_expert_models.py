@@ -54,6 +54,7 @@ PR_MOE = dict(
     expert_interval=2,
     layer_norm_epsilon=1e-5,
 )
+GPT_OSS = LLAMA | dict(model_type="gpt_oss", num_local_experts=4, num_experts_per_tok=2, head_dim=8, sliding_window=3)
 CASES = {
     "mixtral": (MIXTRAL, plain_experts.mixtral),
     "mixtral, all": (MIXTRAL | dict(num_experts_per_tok=4), plain_experts.mixtral),
@@ -72,6 +73,11 @@ CASES = {
     "pangu": (PANGU, plain_experts.pangu),
     "pangu, one group": (PANGU | dict(num_experts_per_tok=1), plain_experts.pangu),
     "pangu, first dense": (PANGU | dict(mlp_only_layers=[0]), plain_experts.pangu),
+    "gpt-oss": (GPT_OSS, plain_experts.gpt_oss),
+    "gpt-oss, all experts, no biases of attention": (
+        GPT_OSS | dict(num_experts_per_tok=4, attention_bias=False),
+        plain_experts.gpt_oss,
+    ),
     "pr-moe": (PR_MOE, plain_experts.pr_moe),
 }
 

@@ -197,7 +197,7 @@ def test_the_rows_of_a_file_with_a_word_of_its_own_before_names(tmp_path, family
 def test_every_family_that_others_save_is_here():
     """Of those with experts nothing is known to be harmless: any head of theirs is refused as one that is not known."""
     experts = {"mixtral", "qwen2_moe", "qwen3_moe", "PanguProMoE", "pr_moe", "deepseek_v2", "deepseek_v3"}
-    experts |= {"qwen3_next", "qwen3_5_moe_text"}
+    experts |= {"qwen3_next", "qwen3_5_moe_text", "gpt_oss"}
     assert STEMS.keys() == HARMLESS.keys() == FAMILIES.keys() - {"gpt_pangu", "PanguEmbedded", "transformer"} - experts
 
 

@@ -108,6 +108,8 @@ CASES = {
     "llama, keys of each head": LLAMA | dict(num_key_value_heads="a"),
     "llama, turned in part": LLAMA | dict(partial_rotary_factor=0.5, head_dim="d", attention_bias=True, mlp_bias=True),
     "llama, longer": LLAMA | dict(rope_scaling=dict(rope_type="yarn", factor=4.0)),
+    "gpt-oss": LLAMA
+    | dict(model_type="gpt_oss", num_local_experts="k", num_experts_per_tok=2, head_dim="d", sliding_window=5),
     "mixtral": LLAMA | dict(model_type="mixtral", num_local_experts="k", num_experts_per_tok=2),
     "qwen2_moe": LLAMA
     | dict(

@@ -72,6 +72,13 @@ NAMED = {  # a kind each; what else there is, the benchmark tries
         Change(MODEL, ("final_logit_softcapping",), DROPPED),
         Change(MODEL, ("layer_types",), DROPPED),
     ],
+    "gpt-oss": [
+        Change(MODEL, ("layer_types",), DROPPED),
+        Change(MODEL, ("swiglu_limit",), DROPPED),
+        Change(MODEL, ("swiglu_limit",), 5.0),
+        Change(MODEL, ("rope_parameters",), DROPPED),
+        Change(MODEL, ("attention_bias",), DROPPED),
+    ],
     "cohere": [Change(MODEL, ("logit_scale",), DROPPED), Change(MODEL, ("use_qk_norm",), DROPPED)],
     "cohere2": [Change(MODEL, ("layer_types",), DROPPED), Change(MODEL, ("sliding_window",), DROPPED)],
     "smollm3": [Change(MODEL, ("no_rope_layers",), DROPPED), Change(MODEL, ("rope_parameters",), DROPPED)],

@@ -42,7 +42,10 @@ def blocks(rng, name, outputs, count):
     made = rng.integers(0, 256, (outputs, count, kind.itemsize), np.uint8).view(kind)[..., 0]
     for scale in {"d", "m"} & {*kind.names}:
         made[scale] = rng.normal(size=(outputs, count)) / 600
-    made["d"][0], made["d"][-1] = 0, 6e-8
+    least = 6e-8
+    if kind["d"] == np.uint8:
+        made["d"], least = rng.integers(110, 121, (outputs, count)), 1
+    made["d"][0], made["d"][-1] = 0, least
     return made
 
 

@@ -10,7 +10,7 @@ from rewrites.verify import unrounded, verify_exact
 
 
 @pytest.mark.deep(every=4)
-@pytest.mark.parametrize("case", ["mixtral", "qwen2", "pangu", "pr-moe"])
+@pytest.mark.parametrize("case", ["mixtral", "qwen2", "pangu", "pr-moe", "gpt-oss"])
 def test_its_programs_are_the_reading(case):
     """Imported and with all laws; steps are checked given their operands, whole programs where rows go the ways that
     they went."""

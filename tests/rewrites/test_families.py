@@ -34,6 +34,7 @@ EXPERTS = (
     "deepseek_v3",
     "qwen3_next",
     "qwen3_5_moe_text",
+    "gpt_oss",
 )  # test_expert_models.py
 RAGGED = Batch([[3, 4, 5, 6, 7, 9, 30, 2, 11], [8], [9, 2, 10, 11, 4, 4, 0, 2, 3]])
 BERT = dict(

@@ -287,6 +287,13 @@ REAL = [  # families at the widths that people have
         | dict(n_routed_experts=64, n_shared_experts=2, moe_intermediate_size=1408, num_experts_per_tok=6)
         | dict(first_k_dense_replace=1, num_hidden_layers=2),
     ),
+    (
+        "gpt_oss",
+        SMOL
+        | dict(vocab_size=201088, hidden_size=2880, intermediate_size=2880, num_attention_heads=64, head_dim=64)
+        | dict(num_key_value_heads=8, num_hidden_layers=2, num_local_experts=32, num_experts_per_tok=4)
+        | dict(sliding_window=128, max_position_embeddings=4096),
+    ),
     ("mamba", dict(vocab_size=50280, hidden_size=768, num_hidden_layers=2)),
     ("mamba2", dict(vocab_size=50288, hidden_size=768, num_heads=24, n_groups=1, num_hidden_layers=2)),
     (

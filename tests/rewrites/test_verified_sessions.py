@@ -30,7 +30,9 @@ LONGEST = 150
 
 
 @cache
-def decoding(where="sequence & causal", heads=4, shared=2, d=8, e=8, last=False, bias=False, rotated=False, cap=0.0):
+def decoding(
+    where="sequence & causal", heads=4, shared=2, d=8, e=8, last=False, bias=False, rotated=False, cap=0.0, sunk=False
+):
     """Attention over embeddings and positions, and a product; perhaps of the last row of a text alone, or of keys that
     were rotated before."""
     rng, constants = np.random.default_rng(5), {}
@@ -58,6 +60,8 @@ def decoding(where="sequence & causal", heads=4, shared=2, d=8, e=8, last=False,
         attributes["cap"] = cap
     if bias:
         constants["B"], operands = array(heads, 41), operands | {"bias": "B"}
+    if sunk:
+        constants["M"], operands = array(heads), operands | {"margin": "M"}
     if last:
         attributes["query"] = "last"
     steps += [
@@ -83,6 +87,7 @@ def rebound(program):
         dict(where="sequence & causal & window(20)"),
         dict(last=True, rotated=True),
         dict(cap=2.0),
+        dict(sunk=True),
         *(
             pytest.param(each, marks=pytest.mark.deep)
             for each in (
@@ -93,6 +98,8 @@ def rebound(program):
                 dict(heads=1, shared=1),
                 dict(heads=2, shared=2, d=64, e=64),
                 dict(last=True),
+                dict(sunk=True, where="sequence & causal & window(20)"),
+                dict(last=True, sunk=True, heads=3, shared=1),
                 dict(last=True, cap=2.0, where="sequence & causal & window(20)"),
                 dict(last=True, where="sequence & window(9)"),
                 dict(bias=True),
@@ -181,8 +188,8 @@ def test_values_between_two_of_bfloat16_show_what_is_rounded_twice():
         twice = reads(np.ldexp(np.round(part * 2.0**bits) / 2.0**bits, power).astype(np.float32))
         assert (twice != reads(values)).any(), bits
     assert set(np.sign(reads(values) - values)) == {-1, 1}
-    [(attention, bias)] = find_attention(decoding())
-    miniature = attention.miniature(SPREAD_SHARES, 40, bias)
+    [(attention, tables)] = find_attention(decoding())
+    miniature = attention.miniature(SPREAD_SHARES, 40, tables)
     assert np.array_equal(miniature.rows("v", np.zeros(1, np.int64)).ravel(), ties(16))
 
 

@@ -113,18 +113,21 @@ def experts(write, constants, rng):
         "up": Stacked.approximate(Half, rows(rng, 8, 24, 6)),
         "beside": rows(rng, 8, 24, 6),
         "down": Stacked.approximate(Dense, rows(rng, 8, 6, 40)),
+        **{name: rows(rng, 48) for name in ("up bias", "beside bias")},
     }
     scores = write.step("columns", {"lo": 0, "hi": 8}, x="y")
     named = write.step("heads", {"heads": 8}, x=write.step("gate", {"k": 2, "shares": 1}, x=scores))
     return write.step(
         "experts",
-        {"most": 2, "activation": "silu"},
+        {"most": 2, "activation": "silu", "beside_activation": "clamped_factor"},
         x="x",
         gate=named,
         up="up",
         down="down",
         beside="beside",
         residual="y",
+        bias="up bias",
+        beside_bias="beside bias",
     )
 
 
@@ -193,7 +196,9 @@ def fold_entries(write, constants, rng):
 
 
 def attention(write, constants, rng):
-    return write.step("join", x=write.step("attention", {"scale": 0.3}, q="h", k="h", v="h"))
+    """Beside sinks."""
+    constants["margin"] = rows(rng, 3)
+    return write.step("join", x=write.step("attention", {"scale": 0.3}, q="h", k="h", v="h", margin="margin"))
 
 
 def recurrent(write, constants, rng):

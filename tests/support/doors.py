@@ -641,6 +641,7 @@ def routing_doors() -> Iterator[tuple[str, Door]]:
             **{name: normal(rng, *shape) for name, shape in shapes.items()},
             "residual": normal(rng, rows, 20),
             "bias": normal(rng, 5, 18),
+            "beside_bias": normal(rng, 5, 18),
         }
 
     def mixed(
@@ -651,12 +652,14 @@ def routing_doors() -> Iterator[tuple[str, Door]]:
         down: np.ndarray,
         residual: np.ndarray,
         bias: np.ndarray,
+        beside_bias: np.ndarray,
     ) -> Any:
         def once(of: Callable[[np.ndarray], Any], act: Callable[[Any], Any]) -> Any:
-            x_, gate_, up_, beside_, down_, bias_ = (
-                of(each.astype(np.float64)) for each in (x, gate, up, beside, down, bias)
+            x_, gate_, up_, beside_, down_, bias_, more_ = (
+                of(each.astype(np.float64)) for each in (x, gate, up, beside, down, bias, beside_bias)
             )
-            return sum(gate_[:, [e]] * ((act(x_ @ up_[e] + bias_[e]) * (x_ @ beside_[e])) @ down_[e]) for e in range(5))
+            hidden = [act(x_ @ up_[e] + bias_[e]) * act(x_ @ beside_[e] + more_[e]) for e in range(5)]
+            return sum(gate_[:, [e]] * (hidden[e] @ down_[e]) for e in range(5))
 
         size = once(np.abs, lambda y: y)
         return once(lambda a: a, lambda y: np.maximum(y, 0)) + residual, gamma(80) * (size + abs(residual))
@@ -666,8 +669,8 @@ def routing_doors() -> Iterator[tuple[str, Door]]:
         Door(
             operands,
             lambda x, **_: (len(x), 20),
-            lambda out, x, gate, up, beside, down, residual, bias: kernels.experts(
-                x, gate, up, down, out, beside, "relu", 2, residual, bias
+            lambda out, x, gate, up, beside, down, residual, bias, beside_bias: kernels.experts(
+                x, gate, up, down, out, beside, "relu", 2, residual, bias, beside_bias, "relu"
             ),
             mixed,
             exempt=(("gate", "rows that slide"),),

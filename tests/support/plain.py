@@ -23,12 +23,17 @@ def linear(x, w, name):
     return found + w[f"{name}.bias"] if f"{name}.bias" in w else found
 
 
-def attend(q, k, v, seen, bias=0.0):
-    """(rows, heads, columns) each; a head of keys serves as many heads of queries as there are to one."""
+def attend(q, k, v, seen, bias=0.0, sinks=None):
+    """(rows, heads, columns) each; a head of keys serves as many heads of queries as there are to one. `sinks`: a score
+    more of each head, which no value follows."""
     shared = q.shape[1] // k.shape[1]
     s = np.einsum("ihd,jhd->hij", q, k.repeat(shared, 1)) / np.sqrt(q.shape[2]) + bias
-    p = np.exp(np.where(seen, s, -np.inf) - np.where(seen, s, -np.inf).max(-1, keepdims=True))
-    mixed = np.einsum("hij,jhd->ihd", p / p.sum(-1, keepdims=True), v.repeat(shared, 1))
+    s = np.where(seen, s, -np.inf)
+    if sinks is not None:
+        s = np.concatenate([s, np.broadcast_to(sinks[:, None, None], (*s.shape[:2], 1))], -1)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    p = (p / p.sum(-1, keepdims=True))[..., : len(k)]
+    mixed = np.einsum("hij,jhd->ihd", p, v.repeat(shared, 1))
     return mixed.reshape(len(q), -1)
 
 
@@ -213,7 +218,8 @@ def llama(c, w, tokens, windows=None, frequencies=None, scale=1.0, unit=None, ca
         if rotates is None or rotates[i]:
             q, k = turned(q, frequencies, scale), turned(k, frequencies, scale)
         seen = (at <= at[:, None]) & (at > at[:, None] - far) if causal else abs(at - at[:, None]) <= far
-        x = x + more * linear(attend(q, k, v, seen), w, f"{l}.self_attn.o_proj")
+        mixed = attend(q, k, v, seen, sinks=w.get(f"{l}.self_attn.sinks"))
+        x = x + more * linear(mixed, w, f"{l}.self_attn.o_proj")
         normed = rmsnorm(x, w, f"{l}.post_attention_layernorm", eps)
         if unit is None:
             up = SILU(linear(normed, w, f"{l}.mlp.gate_proj")) * linear(normed, w, f"{l}.mlp.up_proj")

@@ -97,6 +97,28 @@ def decoder(c, w, tokens, unit):
     return plain.llama(c, w, tokens, unit=unit)
 
 
+def gpt_oss(c, w, tokens):
+    """OpenAI 2025: softmax over the chosen scores; sides of gates and factors take turns; windows in every second
+    layer."""
+
+    def unit(x, i, name):
+        out = np.zeros_like(x)
+        for r, scores in enumerate(linear(x, w, f"{name}.router")):
+            chosen = best(scores, c["num_experts_per_tok"])
+            for e, share in zip(chosen, softmax(scores[chosen]), strict=True):
+                gate, up = (w[f"{name}.experts.{side}_proj"][e] @ x[r] for side in ("gate", "up"))
+                biases = w[f"{name}.experts.gate_up_proj_bias"][e]
+                gate, up = np.minimum(gate + biases[::2], 7), np.clip(up + biases[1::2], -7, 7)
+                hidden = (up + 1) * gate / (1 + np.exp(-1.702 * gate))
+                said = w[f"{name}.experts.down_proj"][e] @ hidden + w[f"{name}.experts.down_proj_bias"][e]
+                out[r] += share * said
+        return out
+
+    far = len(tokens)
+    windows = [far if i % 2 else c["sliding_window"] for i in range(c["num_hidden_layers"])]
+    return plain.llama(c, w, tokens, windows=windows, unit=unit)
+
+
 def pr_moe(c, w, tokens):
     """Rajbhandari et al. 2022, section 4.1."""
 

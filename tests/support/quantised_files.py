@@ -333,7 +333,9 @@ SCHEMES = {
         {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, float8_scaled, dict(shape=("p", 1))
     ),
     "mxfp4 in words": Scheme(
-        of_weights("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32), float4_words
+        of_weights("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32),
+        float4_words,
+        format="mxfp4",
     ),
     "nf4": Scheme({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, normal_float4),
     "nf4 of nested scales": Scheme(

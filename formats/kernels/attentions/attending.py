@@ -26,6 +26,7 @@ from formats.kernels.attentions.heads import (
     clipped,
     copy_rows,
     heads_of,
+    margins_of,
     sequences,
     served,
 )
@@ -36,7 +37,7 @@ from formats.kernels.engine.memory import floats, longs, pointer, record
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
 from formats.kernels.matmul.transposing import turn_in
-from formats.kernels.simd.arithmetic import get, keep, larger
+from formats.kernels.simd.arithmetic import get, keep, larger, smaller
 from formats.kernels.simd.maths import ONE, exp2, reciprocal, tanh_of
 from formats.kernels.simd.vectors import (
     MANY_REGISTERS,
@@ -55,13 +56,14 @@ if TYPE_CHECKING:
 
 __all__ = ["attention"]
 
-# items: number of items; ptr to block: a mask's arrays and its block, 0 without a mask; cap: as in `cap_lines`, 0 for
-# none; the rest as in heads.py
+# items: number of items; ptr to block: a mask's arrays and its block, 0 without a mask; margin: as in `share_lines`, 0
+# for none; cap: as in `cap_lines`, 0 for none; the rest as in heads.py
 ATTEND = np.dtype(
     [
         *PLACES,
         *words("starts before S h d e room apart q_of k_of v_of behind ahead tile items ptr idx edge bits block"),
         *BY_DISTANCE,
+        *words("margin"),
         ("scale", "f8"),
         ("cap", "f8"),
     ]
@@ -240,6 +242,24 @@ def carry(old, top, mass, tops, masses, fades, shares, first, last):
         keep(reciprocal(mass), shares, None)
 
 
+@njit(forceinline=True, **HELPER)
+def share_beside(top, mass, margin):
+    """Return one over a mass under `top` and that of one more key, a sink, whose score is less the margin, and whose
+    value is zero."""
+    sink = larger(smaller(margin * f4(-LOG2_E), f4(-LOWEST)), f4(LOWEST))
+    peak = larger(top, sink)
+    fade = exp2(top - peak)
+    return fade * reciprocal(mass * fade + exp2(sink - peak))
+
+
+@njit(**HELPER)
+def share_lines(tops, masses, shares, wide, margin):
+    """Write the shares of `wide` queries of a head, the address of whose margin is given, beside its sink."""
+    same = zeros(1, 1) + floats(margin, 1)[0]
+    for g in range(0, 4 * wide, 64):
+        keep(share_beside(get(tops + g, None), get(masses + g, None), same), shares + g, None)
+
+
 @njit(**HELPER)
 def scale_lines(y, lines, wide, step, factor):
     """Multiply the first `wide` numbers of each of `lines` lines by a factor."""
@@ -339,6 +359,8 @@ def attend_unit(c, room, start, length, head, low, rows, v, across):
         at += count
         for g in range(0, 4 * wide, 64):
             softened(s + g, keys, tops + g, masses + g, fades + g, shares + g, fresh, at == last)
+        if c.margin and at == last:
+            share_lines(tops, masses, shares, wide, c.margin + 4 * head)
         weigh_all(rows, c.e, s, keys, v + key * across, across, o, 4 * c.o_row, fresh, fades, shares)
         fresh = False
 
@@ -423,6 +445,7 @@ def attention(
     mask: "Mask | None" = None,
     bias: np.ndarray | None = None,
     cap: float = 0.0,
+    margin: np.ndarray | None = None,
 ) -> np.ndarray:
     """out (T, h, e) = softmax(scale q kᵀ + bias) v within each sequence and head (Dao et al. 2022, algorithm 1).
 
@@ -430,11 +453,12 @@ def attention(
     divisor (Ainslie et al. 2023); starts (S + 1) are the rows at which sequences begin, and T; a query sees reach[0]
     keys behind it and reach[1] ahead; `tile` keys are merged at a time. A mask, if given, says by positions which keys
     a query sees; its arrays must be those of `formats.storage.masks`, live as long as a recording with them, and cover
-    every position. A bias is a table by distance, see biased.py. With a cap above 0 scores are cap tanh(scale q kᵀ)."""
+    every position. A bias is a table by distance, see biased.py. With a cap above 0 scores are cap tanh(scale q kᵀ).
+    With margins (h) every query sees one more key, whose score is less the head's margin, and whose value is zero."""
     check_heads(out, q=q, k=k, v=v)
     tile = max(min(tile, max(KEYS, len(q))), mask.block if mask else 1)
     room = LINE * (4 + -(-q.shape[2] // 16) * 16 + tile) + 4 * v.shape[2] * min(PACKED, len(q))
-    return run_attention(attend, q, k, v, starts, out, scale, reach, tile, room, mask, bias, cap)
+    return run_attention(attend, q, k, v, starts, out, scale, reach, tile, room, mask, bias, cap, margin)
 
 
 def run_attention(
@@ -451,6 +475,7 @@ def run_attention(
     mask: "Mask | None" = None,
     bias: np.ndarray | None = None,
     cap: float = 0.0,
+    margin: np.ndarray | None = None,
 ) -> np.ndarray:
     """Launch a kernel that needs `room` bytes of scratch over all units."""
     if tile < 1:
@@ -492,6 +517,7 @@ def run_attention(
             *blocks,
             *table,
             strip,
+            margins_of(margin, heads),
             *factors,
         )
         launch(workers, (kernel, filled(*fields), items))

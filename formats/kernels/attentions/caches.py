@@ -26,7 +26,16 @@ from formats.kernels.attentions.chunks import (
     share_sums,
     turn_queries,
 )
-from formats.kernels.attentions.heads import PLACES, Layout, check_heads, copy_rows, heads_of, sequences, served
+from formats.kernels.attentions.heads import (
+    PLACES,
+    Layout,
+    check_heads,
+    copy_rows,
+    heads_of,
+    margins_of,
+    sequences,
+    served,
+)
 from formats.kernels.attentions.key_lanes import KEYS_AT_ONCE, PAGE, TURNED_KEYS
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import ROOM, address, filled, launch, words
@@ -54,6 +63,7 @@ CACHED = np.dtype(
             "slots before starts T h d e room apart q_of k_of v_of together rows halves own carrier behind positions"
         ),
         *BY_DISTANCE,
+        *words("margin"),
         ("scale", "f8"),
         ("cap", "f8"),
     ]
@@ -164,7 +174,7 @@ def attend_unit_cached(c, room, row, head, rows):
             u.fades,
             room + 6 * LINE,
         )
-    share_sums(u.many, u.wide, c.e, room + LINE, o, beside, u.shares)
+    share_sums(c, head, rows == 1, u.many, u.wide, room, room + LINE, o, beside, u.shares)
 
 
 @njit(**HELPER)
@@ -244,7 +254,7 @@ def merge_strands(item, worker, arguments):
             room,
             room + LINE,
         )
-    share_sums(c.together, wide, c.e, tops + LINE, o, 4 * c.o_head, room)
+    share_sums(c, head, True, c.together, wide, tops, tops + LINE, o, 4 * c.o_head, room)
 
 
 def as_words(name: str, array: np.ndarray, count: int, limit: int, least: int = 0) -> np.ndarray:
@@ -298,6 +308,7 @@ def attention_cached(
     behind: int | None = None,
     positions: np.ndarray | None = None,
     cap: float = 0.0,
+    margin: np.ndarray | None = None,
 ) -> np.ndarray:
     """out (T, h, e) = softmax(scale q kᵀ + bias) v of each row, over the keys that its sequence has cached up to the
     row's own slot.
@@ -305,10 +316,10 @@ def attention_cached(
     q (T, ·, d) are rows, k (C, ·, d) and v (C, ·, e) caches, in views as for `attention`, both float32 or both bfloat16
     as uint16; slots (T) are the places of the rows' own keys; before (C / PAGE) are the pages before, -1 before the
     first. With starts, q and out have a row for the last token of each sequence, and slots are those of all rows. A
-    bias is a table by distance, see biased.py; with a cap above 0 scores are cap tanh(scale q kᵀ). A row sees
-    `behind` keys behind itself, all if that is None; otherwise positions (T) give the number of keys that its
-    sequence has had before it, as pages that no row sees any more may be missing. IndexError for a slot outside,
-    ValueError for pages that lead in a circle."""
+    bias is a table by distance, see biased.py; with a cap above 0 scores are cap tanh(scale q kᵀ); with margins (h)
+    a row sees one more key, as in `attention`. A row sees `behind` keys behind itself, all if that is None;
+    otherwise positions (T) give the number of keys that its sequence has had before it, as pages that no row sees
+    any more may be missing. IndexError for a slot outside, ValueError for pages that lead in a circle."""
     check_heads(out, q=q, k=k, v=v)
     (heads, e), d, T, halves = out.shape[1:], q.shape[2], len(out), is_halves("k", k)
     if k.shape[2] != d:
@@ -379,6 +390,7 @@ def attention_cached(
             *window,
             *table,
             strip,
+            margins_of(margin, heads),
             *factors,
         )
         launch_record = filled(*fields)

@@ -22,6 +22,8 @@ from formats.kernels.attentions.attending import (
     carry,
     highest_lines,
     scale_lines,
+    share_beside,
+    share_lines,
 )
 from formats.kernels.attentions.biased import add_lines, add_rows, lay_lines
 from formats.kernels.attentions.key_lanes import (
@@ -392,15 +394,23 @@ def merge_sums(count, wide, columns, tops, masses, o, beside, more_tops, more_ma
 
 
 @njit(**HELPER)
-def share_sums(count, wide, columns, masses, o, beside, shares):
-    """Divide outputs by their masses."""
-    for g in range(0, 4 * wide, 64):
-        keep(reciprocal(get(masses + g, None)), shares + g, None)
+def share_sums(c, head, by_head, count, wide, tops, masses, o, beside, shares):
+    """Divide outputs by their masses, and those of sinks; by_head: each output is that of another head from `head` on,
+    else all are of one."""
+    if c.margin and not by_head:
+        share_lines(tops, masses, shares, wide, c.margin + 4 * head)
+    else:
+        for g in range(0, 4 * wide, 64):
+            if c.margin:
+                margins = get(c.margin + 4 * head + g, min(16, count - g // 4))
+                keep(share_beside(get(tops + g, None), get(masses + g, None), margins), shares + g, None)
+            else:
+                keep(reciprocal(get(masses + g, None)), shares + g, None)
     each = floats(shares, count)
     for i in range(count):
         at = o + i * beside
-        for j in range(0, columns, 16):
-            lanes = min(16, columns - j)
+        for j in range(0, c.e, 16):
+            lanes = min(16, c.e - j)
             keep(get(at + 4 * j, lanes) * each[i], at + 4 * j, lanes)
 
 

@@ -234,6 +234,14 @@ def check_cap(cap: float, bias: np.ndarray | None) -> float:
     return cap
 
 
+def margins_of(margin: np.ndarray | None, heads: int) -> int:
+    """Return the address of the numbers of heads, 0 for none. ValueError unless they are a contiguous float32 for each
+    head."""
+    if margin is not None and (margin.dtype != np.float32 or margin.shape != (heads,) or not margin.flags.c_contiguous):
+        raise ValueError(f"margin: {margin.dtype} of {margin.shape}: give float32 of {heads}, one for each head")
+    return address(margin)
+
+
 class Layout(NamedTuple):
     """The places of the sequences of a batch: row offsets, and the scores of one head before each sequence."""
 

@@ -8,12 +8,12 @@ from formats.core.epilogue import Epilogue
 from formats.kernels.engine.compiled import Kernel
 from formats.kernels.matmul.linear import typed
 from formats.kernels.matmul.widened_words import (
-    HALF_BYTES,
     GroupPlace,
     WordedArrays,
     Wording,
     multiply_words,
     product_words,
+    read_exponents,
     read_pairs,
     read_plane,
     read_scales,
@@ -71,7 +71,8 @@ def scale_reader(layout: BlockLayout):
         """Return d, then m, of `across` vectors of outputs."""
         scale, shift = [], []
         for v in range(across):
-            d, *m = read_pairs(builder, place, v) if layout.minimum else [read_scales(builder, place, v)]
+            read = read_exponents if layout.exponents else read_scales
+            d, *m = read_pairs(builder, place, v) if layout.minimum else [read(builder, place, v)]
             if layout.fields:
                 whole = integers(builder, place, v)
                 low = builder.and_(whole, words_of((1 << layout.scale_bits) - 1))
@@ -97,7 +98,7 @@ def wording_of(layout: BlockLayout) -> Wording:
     """Return the wording of words of a layout."""
     return Wording(
         UNIT_INPUTS,
-        HALF_BYTES * layout.scales,
+        layout.scale_type.itemsize * layout.scales,
         level_reader(layout),
         scale_reader(layout),
         layout.planes,
@@ -134,8 +135,9 @@ def product_blocks(
     out: np.ndarray,
     epilogue: Epilogue | None = None,
 ) -> np.ndarray:
-    """out (T, p) = x (T, n) @ W, then the epilogue, for W in blocks of a layout: w words of levels, scale float16,
-    parts words of the integers of groups, all in panels, n rounded up to whole blocks. Sums are float32."""
+    """out (T, p) = x (T, n) @ W, then the epilogue, for W in blocks of a layout: w words of levels, scale float16 or
+    bytes of exponents, parts words of the integers of groups, all in panels, n rounded up to whole blocks. Sums are
+    float32."""
     typed_parts = None if parts is None else typed("parts", parts, np.uint32)
-    weight = WordedArrays(typed("w", w, np.uint32), typed("scale", scale, np.float16), typed_parts)
+    weight = WordedArrays(typed("w", w, np.uint32), typed("scale", scale, LAYOUTS[layout].scale_type), typed_parts)
     return product_words(BLOCK_KERNELS[layout], WORDINGS[layout], x, weight, out, epilogue)

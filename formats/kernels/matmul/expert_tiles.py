@@ -36,9 +36,15 @@ __borders__ = (MAX_ITEM_ROWS,)
 
 # x (places, n) to out (places, p): tile by tile, `cols` columns at a time, by the matrices of `own`, a record of
 # OWN_FIELDS; single: 1 if x is one row, for all places. after: words of an epilogue, which tiles fill in; bias: rows of
-# p numbers, one for each matrix, bias_row apart; beside: matrices that compute the factor; 0 if there is none. aside:
-# bytes of room before those of the formats' kernels
-TILED = np.dtype(words("tiles x along single out step p cols own after bias bias_row beside aside room apart multiply"))
+# p numbers, one for each matrix, bias_row apart; beside: matrices that compute the factor, whose epilogue is
+# after_beside, with rows of beside_bias, beside_row apart; 0 if there is none. aside: bytes of room before those of the
+# formats' kernels
+TILED = np.dtype(
+    words(
+        "tiles x along single out step p cols own after bias bias_row beside after_beside beside_bias beside_row "
+        "aside room apart multiply"
+    )
+)
 RECORD = 128  # bytes for the record of a product, or of an epilogue
 LINEAR_WORDS, AFTER_WORDS = LINEAR.itemsize // 8, EPILOGUE.itemsize // 8
 AFTER_OUT, AFTER_STEP, AFTER_BIAS, AFTER_TIMES, AFTER_BESIDE = map(
@@ -58,6 +64,17 @@ def multiply_tile(c, own_at, block, worker, rows, e, x, along, out, step, after)
     call(own.one if c.single else own.more, block, worker, mine)
 
 
+@njit(**HELPER)
+def fill_epilogue(words_at, target, out, step, bias):
+    """Copy the words of an epilogue, for a tile with this output and the address of its bias, 0 for none."""
+    given, kept = longs(words_at, AFTER_WORDS), longs(target, AFTER_WORDS)
+    for i in range(AFTER_WORDS):
+        kept[i] = given[i]
+    kept[AFTER_OUT], kept[AFTER_STEP] = out, step
+    if bias:
+        kept[AFTER_BIAS] = bias
+
+
 @Kernel
 def expert_tile(item, worker, arguments):
     """Compute a block of columns of a tile; no effect if there is no such tile."""
@@ -71,15 +88,14 @@ def expert_tile(item, worker, arguments):
     x, along, out, after = c.x + 4 * low * c.along, c.along, c.out + 4 * low * c.step, 0
     if c.after:
         after = c.room + worker * c.apart + RECORD
-        given, kept = longs(c.after, AFTER_WORDS), longs(after, AFTER_WORDS)
-        for i in range(AFTER_WORDS):
-            kept[i] = given[i]
-        kept[AFTER_OUT], kept[AFTER_STEP] = out, c.step
-        if c.bias:
-            kept[AFTER_BIAS] = c.bias + 4 * e * c.bias_row
+        fill_epilogue(c.after, after, out, c.step, c.bias + 4 * e * c.bias_row)
         if c.beside:
-            factor = after + RECORD - 4 * block * c.cols
-            multiply_tile(c, c.beside, block, worker, rows, e, x, along, factor, c.cols, 0)
+            factor, behind = after + 2 * RECORD - 4 * block * c.cols, 0
+            if c.after_beside:
+                behind = after + RECORD
+                fill_epilogue(c.after_beside, behind, factor, c.cols, c.beside_bias + 4 * e * c.beside_row)
+            multiply_tile(c, c.beside, block, worker, rows, e, x, along, factor, c.cols, behind)
+            kept = longs(after, AFTER_WORDS)
             kept[AFTER_TIMES], kept[AFTER_BESIDE] = factor, c.cols
     multiply_tile(c, c.own, block, worker, rows, e, x, along, out, c.step, after)
 
@@ -109,7 +125,7 @@ class ItemCut(NamedTuple):
         rows = max(1, min(MAX_ITEM_ROWS, places))
         tiles = count_tiles(places, E, rows)
         up, down = (cut_columns(tiles, p, workers, portion) for p, portion in zip((f, q), portions, strict=True))
-        return cls(rows, tiles, up, down, 2 * RECORD + -(-4 * rows * up // 64) * 64)
+        return cls(rows, tiles, up, down, 3 * RECORD + -(-4 * rows * up // 64) * 64)
 
 
 def experts(
@@ -123,11 +139,14 @@ def experts(
     most: int = 1,
     residual: np.ndarray | None = None,
     bias: np.ndarray | None = None,
+    beside_bias: np.ndarray | None = None,
+    beside_activation: str = "",
 ) -> np.ndarray:
-    """out (T, q) = the sum over e of gate[:, e] * ((act(x @ up[e] + bias[e]) * (x @ beside[e])) @ down[e]), + residual,
-    for the e at which a row of gate (T, E) is not 0, `most` at most: a row with more becomes NaN. Without beside, its
-    factor is left out. up, beside: E matrices (n, f), down: (f, q), of float32 or of one format each; bias: (E, f)."""
-    check_experts(x, gate, up, down, out, beside, most, residual, bias)
+    """out (T, q) = the sum over e of gate[:, e] * ((act(x @ up[e] + bias[e]) * fac(x @ beside[e] + beside_bias[e])) @
+    down[e]), + residual, for the e at which a row of gate (T, E) is not 0, `most` at most: a row with more becomes NaN.
+    Without beside, its factor is left out. up, beside: E matrices (n, f), down: (f, q), of float32 or of one format
+    each; bias, beside_bias: (E, f); fac: the function `beside_activation`."""
+    check_experts(x, gate, up, down, out, beside, most, residual, bias, beside_bias)
     (T, n), E, (f, q) = x.shape, gate.shape[1], down.shape[1:]
     if not T:
         return out
@@ -143,6 +162,9 @@ def experts(
     raised, parts = temporary((places, f)), temporary((places, max(n if T > 1 else 0, q)))
     held = [*map(word_array, count_words(T, most, E, cut.rows)), parts, parts]
     after = epilogue_record(Epilogue(activation=activation), raised, rough=first.rounds)
+    after_beside = None
+    if second is not None and (beside_activation or beside_bias is not None):
+        after_beside = epilogue_record(Epilogue(activation=beside_activation), raised, rough=second.rounds)
     chunk = -(-T // (4 * workers))
     routed = make_record(
         [
@@ -172,7 +194,7 @@ def experts(
         room = ROOM.reserve(
             cut.aside + max(products.room(cut.rows) for products in (first, second, last) if products), workers
         )
-        row = address(bias), 0 if bias is None else step(bias)
+        row, beside_row = ((address(rows), 0 if rows is None else step(rows)) for rows in (bias, beside_bias))
         ordered = (address(x), 0, 1) if T == 1 else (address(parts), n, 0)
         raising = filled(
             address(held[5]),
@@ -185,6 +207,8 @@ def experts(
             address(after),
             *row,
             address(told[1]),
+            address(after_beside),
+            *beside_row,
             cut.aside,
             *room,
             gemm.address,
@@ -199,10 +223,7 @@ def experts(
             q,
             cut.down,
             address(told[2]),
-            0,
-            0,
-            0,
-            0,
+            *(0,) * 7,
             cut.aside,
             *room,
             gemm.address,
@@ -233,6 +254,7 @@ def check_experts(
     most: int,
     residual: np.ndarray | None,
     bias: np.ndarray | None,
+    beside_bias: np.ndarray | None,
 ) -> None:
     """Check the arguments: sizes fit, and out does not overlap the arrays that are read. ValueError names the array
     that does not fit."""
@@ -254,16 +276,11 @@ def check_experts(
     for name, array, columns in (("x", x, n), ("gate", gate, E), ("out", out, q), ("residual", residual, q)):
         if array is not None:
             readable(name, array, (T, columns))
-    if bias is not None:
-        readable("bias", bias, (E, f))
+    rows = {name: array for name, array in (("bias", bias), ("beside_bias", beside_bias)) if array is not None}
+    for name, array in rows.items():
+        readable(name, array, (E, f))
     writable("out", out)
     stacks = {
         name: stack for name, stack in (("up", up), ("beside", beside), ("down", down)) if isinstance(stack, np.ndarray)
     }
-    separate(
-        out,
-        x=x,
-        gate=gate,
-        **stacks,
-        **{name: array for name, array in (("residual", residual), ("bias", bias)) if array is not None},
-    )
+    separate(out, x=x, gate=gate, **stacks, **rows, **({} if residual is None else {"residual": residual}))

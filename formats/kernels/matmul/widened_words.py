@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from formats.core.block_layout import WORD_BITS
+from formats.core.block_layout import EXPONENT_PLACE, WORD_BITS
 from formats.core.epilogue import Epilogue
 from formats.core.layout import PANEL
 from formats.host.threads import threads
@@ -43,13 +43,14 @@ from formats.kernels.simd.vectors import (
     store_tile,
     zeros,
 )
-from formats.kernels.simd.words import SHORT, WORDS, everywhere, words_of
+from formats.kernels.simd.words import BYTE, SHORT, WORDS, everywhere, words_of
 from formats.storage.q4_1 import GROUP_INPUTS, REGISTER_ROWS
 
 WORDED = np.dtype(words("w scale parts blocks"))
 __borders__ = ENOUGH, MAX_ITEM_ROWS, REGISTER_ROWS
 SIXTEEN_HALVES = ir.VectorType(ir.HalfType(), LANES)
 HALF_BYTES, HALVES = 2, ir.VectorType(SHORT, LANES)  # of a float16; the bits of sixteen
+EXPONENTS = ir.VectorType(BYTE, LANES)
 
 
 class Wording(NamedTuple):
@@ -109,6 +110,13 @@ def read_scales(builder, place, v):
     halves = builder.load(pointer_at(builder, place.scale, HALF_BYTES * LANES * v, HALVES))
     halves.align = HALF_BYTES
     return widen_halves(builder, halves)
+
+
+def read_exponents(builder, place, v):
+    """Return the powers of two of vector `v` of outputs at a place of scales, whose bytes are exponents of float32."""
+    exponents = builder.load(pointer_at(builder, place.scale, LANES * v, EXPONENTS))
+    exponents.align = 1
+    return builder.bitcast(builder.shl(builder.zext(exponents, WORDS), words_of(EXPONENT_PLACE)), VECTOR)
 
 
 def read_pairs(builder, place, v):

@@ -3,12 +3,12 @@ at the address y, `step` bytes from one to the next; it is compiled when an epil
 
 import numpy as np
 
-from formats.core.activation import COMPILED, TIMED, Activation
+from formats.core.activation import CLAMPED, COMPILED, GATE_SLOPE, TIMED, Activation
 from formats.kernels.engine.compiled import HELPER, Function
 from formats.kernels.engine.memory import floats
 from formats.kernels.engine.native import njit
 from formats.kernels.simd import maths
-from formats.kernels.simd.arithmetic import get, keep
+from formats.kernels.simd.arithmetic import get, keep, larger, smaller
 
 f4 = np.float32
 
@@ -56,6 +56,18 @@ def square_of(x):
 @njit(forceinline=True, **HELPER)
 def rsqrt_of(x):
     return f4(1) / np.sqrt(x)
+
+
+@njit(forceinline=True, **HELPER)
+def clamped_gate_of(x):
+    """v σ(1.702 v), v = min(x, 7); from -100 down it is 0."""
+    v = larger(smaller(x, f4(CLAMPED)), f4(-100))
+    return v * maths.sigmoid_of(v * f4(GATE_SLOPE))
+
+
+@njit(forceinline=True, **HELPER)
+def clamped_factor_of(x):
+    return larger(smaller(x, f4(CLAMPED)), f4(-CLAMPED)) + f4(1)
 
 
 BY_NUMBER = "relu_of", "square_of", "rsqrt_of"  # take single numbers; the others take vectors

@@ -9,19 +9,21 @@ from formats.core.block_layout import PLANE_INPUTS, WORD_BITS, BlockLayout
 from formats.core.layout import PANEL, VECTOR
 from formats.kernels.engine.compiled import HELPER
 from formats.kernels.engine.launch import words
-from formats.kernels.engine.memory import floats, ints_at, record, shorts, widen
+from formats.kernels.engine.memory import bytes_at, floats, ints_at, record, shorts, widen
 from formats.kernels.engine.native import njit
 
 # the first and the second plane of levels, and of the integers of groups, in bits; see BlockLayout. table: the address
-# of the numbers that levels stand for
-COLUMN_LAYOUT = np.dtype(words("table first second group groups field more scale_bits middle minimum centred"))
+# of the numbers that levels stand for; powers: that of the scales that bytes of exponents stand for, 0 for float16
+COLUMN_LAYOUT = np.dtype(words("table first second group groups field more scale_bits middle minimum centred powers"))
+BYTE_VALUES = 256  # values of a byte
 f4 = np.float32
 
 
 @cache
-def kept_layout(layout: BlockLayout) -> tuple[np.ndarray, np.ndarray]:
-    """Return the record of a layout, and the table that it points to; both are kept, as recordings read them later."""
+def kept_layout(layout: BlockLayout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the record of a layout, and the tables that it points to; all are kept, as recordings read them later."""
     values = layout.values - np.float32(0)
+    powers = layout.widen_scales(np.arange(BYTE_VALUES).astype(layout.scale_type))
     first, second = (*layout.planes, 0)[:2]
     field, more = (*layout.fields, 0, 0)[:2]
     held = np.array(
@@ -38,11 +40,12 @@ def kept_layout(layout: BlockLayout) -> tuple[np.ndarray, np.ndarray]:
                 layout.middle,
                 int(layout.minimum),
                 int(layout.centred),
+                powers.ctypes.data if layout.exponents else 0,
             )
         ],
         COLUMN_LAYOUT,
     )
-    return held, values
+    return held, values, powers
 
 
 @njit(**HELPER)
@@ -76,10 +79,14 @@ def add_block_column(y, f, column, fresh):
     table = floats(c.table, 1 << bits)
     for top in range(0, y.size, c.group):
         block, group = top // c.group // c.groups, top // c.group % c.groups
-        held = shorts(f.scale + 2 * scales * (blocks * start + block * lanes + at), scales)
-        d, m = widen(held[0]), f4(0)
-        if c.minimum:
-            m = widen(held[1])
+        place, d, m = blocks * start + block * lanes + at, f4(0), f4(0)
+        if c.powers:
+            d = floats(c.powers, BYTE_VALUES)[bytes_at(f.scale + place, 1)[0]]
+        else:
+            held = shorts(f.scale + 2 * scales * place, scales)
+            d = widen(held[0])
+            if c.minimum:
+                m = widen(held[1])
         if c.field:
             whole = group_integer(parts + across * part_words * block, across, c, group)
             d = d * f4((whole & (1 << c.scale_bits) - 1) - c.middle)

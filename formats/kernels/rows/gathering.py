@@ -83,14 +83,14 @@ class Columns(NamedTuple):
         count = deep // layout.inputs * -(-N // VECTOR) * VECTOR
         for name, array, size, kind in (
             ("w", self.w, layout.words, np.uint32),
-            ("scale", self.scale, layout.scales, np.float16),
+            ("scale", self.scale, layout.scales, layout.scale_type),
             ("parts", self.parts, layout.part_words, np.uint32),
         ):
             if size and (
                 array is None or array.shape != (size * count,) or array.dtype != kind or not is_contiguous(array)
             ):
                 raise ValueError(f"table: {name} is not {np.dtype(kind)} of ({size * count},): no blocks of {n} by {N}")
-        record, _ = kept_layout(layout)
+        record, *_ = kept_layout(layout)
         return (
             address(self.w),
             4,

@@ -16,6 +16,7 @@ from formats.kernels.attentions.heads import (
     check_scale,
     clipped,
     heads_of,
+    margins_of,
     sequences,
     served,
 )
@@ -26,7 +27,7 @@ from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
 from formats.kernels.rows.following import combine
 from formats.kernels.simd.arithmetic import get, keep
-from formats.kernels.simd.maths import exponentials, largest, tanh_of
+from formats.kernels.simd.maths import exponentials, fade, largest, tanh_of
 
 __all__ = ["attend_once", "hand_rows", "link_rows", "pool_rows"]
 
@@ -43,6 +44,7 @@ ONCE = np.dtype(
             "q_of k_of v_of room apart"
         ),
         *BY_DISTANCE,
+        *words("margin"),
         ("scale", "f8"),
         ("cap", "f8"),
     ]
@@ -179,7 +181,12 @@ def attended_once(item, worker, arguments):
         bias = floats(c.table + 4 * head * c.table_head, 2 * c.most + 1)
         for i in range(count):
             share[i] += bias[column_of(c.most, query - low - i)]
-    mass = f4(1) / exponentials(at, count, f4(1), largest(at, count, f4(1)))
+    top, sunk = largest(at, count, f4(1)), f4(0)
+    if c.margin:
+        sink = -floats(c.margin + 4 * head, 1)[0]
+        top = max(top, sink)
+        sunk = fade(sink, top)
+    mass = f4(1) / (exponentials(at, count, f4(1), top) + sunk)
     for i in range(count):
         v, weight = floats(c.v + 4 * ((first + i) * c.v_row + head // c.v_of * c.v_head), c.e), share[i] * mass
         for j in range(c.e):
@@ -293,10 +300,12 @@ def attend_once(
     reach: Reach = EVERY,
     bias: np.ndarray | None = None,
     cap: float = 0.0,
+    margin: np.ndarray | None = None,
 ) -> np.ndarray:
     """out (S, h, e): attention of one query of each sequence, its last token or its first, q (S, heads, d), to the keys
     and values, k and v (T, heads, ..), that it sees. If q, k or v has fewer heads, each serves a group. A bias is a
-    table by distance (attentions/biased.py); with a cap above 0 scores are cap tanh(scale q kᵀ)."""
+    table by distance (attentions/biased.py); with a cap above 0 scores are cap tanh(scale q kᵀ). With margins
+    (h) a query sees one more key, whose score is less the head's margin, and whose value is zero."""
     check_heads(out, q=q, k=k, v=v)
     batch, heads = sequences(starts), out.shape[1]
     T, S = int(batch.starts[-1]), len(out)
@@ -334,6 +343,7 @@ def attend_once(
             *room,
             *table,
             0,
+            margins_of(margin, heads),
             check_scale(scale),
             check_cap(cap, bias),
         )

@@ -130,6 +130,27 @@ LEFT_OUT: Mapping[str, Mapping[str, object]] = {  # by model_type, keys as files
         num_hidden_layers=36,
         max_position_embeddings=32768,
     ),
+    "gpt_oss": dict(
+        vocab_size=201088,
+        hidden_size=2880,
+        intermediate_size=2880,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        num_hidden_layers=36,
+        num_local_experts=128,
+        num_experts_per_tok=4,
+        sliding_window=128,
+        max_position_embeddings=131072,
+        rope_parameters=dict(
+            rope_type="yarn",
+            rope_theta=150000.0,
+            factor=32.0,
+            beta_fast=32.0,
+            beta_slow=1.0,
+            truncate=False,
+            original_max_position_embeddings=4096,
+        ),
+    ),
     "qwen2_moe": QWEN_MOE
     | dict(
         intermediate_size=5632,

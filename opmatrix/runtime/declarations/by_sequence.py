@@ -14,6 +14,7 @@ from opmatrix.runtime.declarations.arguments import Arguments
 from opmatrix.runtime.declarations.arguments import Doubles as Doubles
 
 CAP_ROUNDINGS = 8  # of a tanh, its factor and their product, in halves of a unit
+SINK_ROUNDINGS = 8  # of two exponentials, their factors, products and sum, in halves of a unit
 LEAST_SHARE = 2.0**-125  # error of a number that is flushed to zero
 NO_SHARE = 2.0**-100  # below it the shares of attention are zero (formats/kernels/simd/maths.py)
 
@@ -108,12 +109,21 @@ def near_keys(bias: Doubles | None, queries: NDArray[np.int64] | int, keys: NDAr
 # ---- softmax
 
 
-def softened(scores: Doubles) -> Doubles:
-    """Return softmax along the last axis, in which scores of -inf have no share; zeros if there are no others."""
+def softened(scores: Doubles, margin: Doubles | None = None) -> Doubles:
+    """Return softmax along the last axis, in which scores of -inf have no share; zeros if there are no others. With
+    margins of heads, the first axis, each row has one more score, less the margin, whose share is left out."""
+    if margin is not None:
+        return softened(with_sinks(scores, margin))[..., :-1]
     top = scores.max(-1, keepdims=True)
     shares = np.exp(scores - np.where(top > -np.inf, top, 0))
     mass = shares.sum(-1, keepdims=True)
     return np.asarray(shares / np.where(mass == 0, 1, mass))
+
+
+def with_sinks(scores: Doubles, margin: Doubles) -> Doubles:
+    """Return scores (heads, ..) with a column more, less the margin of each head."""
+    sinks = -margin.reshape(-1, *(1,) * (scores.ndim - 1))
+    return np.concatenate([scores, np.broadcast_to(sinks, (*scores.shape[:-1], 1))], -1)
 
 
 def cap_scores(cap: float, s: Doubles) -> Doubles:
@@ -127,11 +137,20 @@ def doubt_capped(cap: float, s: Doubles, doubt: Doubles) -> Doubles:
     return np.asarray(cap * (doubt + gamma(CAP_ROUNDINGS) * abs(np.tanh(s)))) if cap else doubt
 
 
-def bound_shares(s: Doubles, doubt: Doubles | float, unseen: NDArray[np.bool_]) -> tuple[Doubles, Doubles]:
-    """Return the softmax of the scores that are seen, known to within `doubt`, and a bound on its error.
+def bound_shares(
+    s: Doubles, doubt: Doubles | float, unseen: NDArray[np.bool_], margin: Doubles | None = None
+) -> tuple[Doubles, Doubles]:
+    """Return the softmax of the scores that are seen, known to within `doubt`, and a bound on its error; with margins
+    of heads as in `softened`, where a sink is one score more, which rescales the others by one more exponential.
 
     An exponent s - top is off by twice the doubt and a rounding of at most |s - top| <= 2 max |s|, the exponential
     itself by 2 units, the mass by γ of its terms; a share is such a quotient, so it is off by a factor e^(2 wrong)."""
+    if margin is not None:
+        one = np.zeros((*np.broadcast_shapes(s.shape, unseen.shape)[:-1], 1))
+        doubts = np.concatenate([np.broadcast_to(doubt, s.shape) + gamma(SINK_ROUNDINGS), one], -1)
+        hidden = np.concatenate([np.broadcast_to(unseen, s.shape), one > 0], -1)
+        share, off = bound_shares(with_sinks(s, margin), doubts, hidden)
+        return share[..., :-1], off[..., :-1]
     doubt, size = np.where(unseen, 0.0, doubt), np.where(unseen, 0.0, abs(s))
     top = np.where(unseen, -np.inf, s).max(-1, keepdims=True)
     share = np.where(unseen, 0.0, np.exp(np.minimum(s - np.where(top > -np.inf, top, 0.0), 0.0)))

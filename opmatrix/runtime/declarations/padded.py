@@ -240,6 +240,16 @@ def share_seen(scores: Padded, seen: Padded, reflexive: bool) -> Padded:
     return shares if reflexive else shares * np.where(seen, 1.0, 0.0)
 
 
+def share_beside_sinks(scores: Padded, seen: Padded, margin: Padded) -> Padded:
+    """Return the softmax of each row over the keys that it sees and one more, whose score is less the margin (h) of the
+    head, and whose share is left out."""
+    scores, sinks = scores + np.where(seen, 0.0, LOWEST), into_heads(-margin, margin.shape[0])
+    sinks = np.expand_dims(sinks, 2)
+    top = np.maximum(scores.max(-1, keepdims=True), sinks)
+    powers = np.exp(scores - top)
+    return powers / (powers.sum(-1, keepdims=True) + np.exp(sinks - top))
+
+
 def weigh_values(shares: Padded, v: Padded) -> Padded:
     """Return shares @ v: (batch, heads, queries, length) and (batch, length, g, d) to (batch, queries, heads, d)."""
     grouped = np.swapaxes(group_heads(v, shares.shape[1]), 1, 2)
@@ -253,7 +263,10 @@ def attend(a: Arguments, q: Padded, where: Pattern, queries: Padded) -> Padded:
     if a.cap:
         scores = activate_rows(scores, "tanh") * a.cap
     scores = bias_scores(scores, a.bias, queries, a.batch.positions)
-    return weigh_values(share_seen(scores, a.batch.seen(where, queries), where.reflexive), a.v)
+    seen = a.batch.seen(where, queries)
+    if is_given(a.margin):
+        return weigh_values(share_beside_sinks(scores, seen, a.margin), a.v)
+    return weigh_values(share_seen(scores, seen, where.reflexive), a.v)
 
 
 def pick_padded(batch: PaddedBatch, x: Padded, relation: Relation) -> Padded:

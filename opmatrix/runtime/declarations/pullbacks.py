@@ -44,12 +44,13 @@ def softmax_pullback(shares: Doubles, g: Doubles) -> Doubles:
 
 class ScaledScores(NamedTuple):
     """The scores of attention as a function of the products q kᵀ (H, n, m): times `scale`, their tanh times `cap`
-    unless that is 0, plus numbers by distance, minus infinity where `hidden`."""
+    unless that is 0, plus numbers by distance, minus infinity where `hidden`. `margin`: those of heads with sinks."""
 
     scale: float
     near: Doubles | float
     hidden: NDArray[np.bool_]
     cap: float = 0.0
+    margin: Doubles | None = None
 
     def of(self, products: Doubles) -> Doubles:
         """Return the scores (H, n, m)."""
@@ -68,7 +69,7 @@ def pull_attention(q: Doubles, k: Doubles, v: Doubles, scores: ScaledScores, g: 
     as SCORE_BYTES hold."""
     queries, keys, values = (x.swapaxes(0, 1) for x in (q, k, v))
     raw = queries @ keys.swapaxes(1, 2)
-    shares, slope = softened(scores.of(raw)), scores.slope(raw)
+    shares, slope = softened(scores.of(raw), scores.margin), scores.slope(raw)
 
     def pull(g: Doubles) -> tuple[Doubles, Doubles, Doubles]:
         """Return the cotangents of q, k and v for some directions, by heads."""

@@ -1,7 +1,7 @@
 """softmax(q kᵀ · scale + bias) v, or softmax(cap · tanh(q kᵀ · scale)) v, in one pass, so that scores are never stored
 (Dao et al. 2022): of all queries, of one a sequence, and over what sequences have cached. With fewer heads of k and v,
 or of q, each serves a group of the others; `where` is a pattern within sequences; a bias is a table of numbers by
-distance, a row a head or one for all."""
+distance, a row a head or one for all; a margin of a head is less the score of its sink, a key without a value."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -43,7 +43,7 @@ from opmatrix.runtime.declarations.by_sequence import (
 from opmatrix.runtime.declarations.costs import Costs, by_scores
 from opmatrix.runtime.declarations.fitting import SCORED, Cases, fit_bias, heads_of, same, timed_batches
 from opmatrix.runtime.declarations.kernel import Arguments, Restricted, RowNumbers, kernel
-from opmatrix.runtime.declarations.operands import FLOAT_BYTES, Array, Cache, Heads
+from opmatrix.runtime.declarations.operands import FLOAT_BYTES, Array, Cache, Heads, Vector
 from opmatrix.runtime.declarations.padded import Padded, attend, unpadded
 from opmatrix.runtime.declarations.pullbacks import Cotangents, ScaledScores, into_groups, pull_attention
 from opmatrix.runtime.declarations.telling import short_sequences
@@ -109,7 +109,10 @@ def fit_heads(a: Arguments) -> Heads:
     not fit."""
     heads = heads_of(q=a.q, k=a.k, v=a.v)
     same("k columns", a.k.cols, a.q.cols)
-    return Heads(fit_bias(a.bias, heads), a.v.cols)
+    result = Heads(fit_bias(a.bias, heads), a.v.cols)
+    if a.margin is not None:
+        same("margin", a.margin.shape, (result.heads,))
+    return result
 
 
 def all_heads(a: Arguments) -> int:
@@ -137,7 +140,7 @@ def pull_sentences(a: Arguments, g: Doubles, places: Iterator[tuple[slice, RowNu
         near = near_keys(a.bias, queries[:, None], rows_of_keys(keys))
         hidden = unseen(a.batch, keys, where, queries)
         q, k, v = (in_groups(getattr(a, name)[rows[name]], heads) for name in "qkv")
-        parts = pull_attention(q, k, v, ScaledScores(a.scale, near, hidden, a.cap), g[:, at])
+        parts = pull_attention(q, k, v, ScaledScores(a.scale, near, hidden, a.cap, a.margin), g[:, at])
         for name, part in zip("qkv", parts, strict=True):
             totals[name][:, rows[name]] += into_groups(part, totals[name].shape[2])
     return totals
@@ -173,6 +176,7 @@ class attention(Arguments):
         mask0: Array | None = None,
         mask1: Array | None = None,
         bias: Array | None = None,
+        margin: Vector | None = None,
         *,
         scale: float = 1.0,
         cap: float = 0.0,
@@ -184,9 +188,11 @@ class attention(Arguments):
         tables = seen.tables(Arguments(mask0=mask0, mask1=mask1))
         if (reach := parse(where, tables).reach) is None:
             mask = seen.build_mask(where, tables, batch)
-            compiled.attention(q, k, v, batch.starts, out, scale, tile=tile, mask=mask, bias=bias, cap=cap)
+            compiled.attention(
+                q, k, v, batch.starts, out, scale, tile=tile, mask=mask, bias=bias, cap=cap, margin=margin
+            )
         elif number_type == "float32":
-            compiled.attention(q, k, v, batch.starts, out, scale, reach, tile, bias=bias, cap=cap)
+            compiled.attention(q, k, v, batch.starts, out, scale, reach, tile, bias=bias, cap=cap, margin=margin)
         else:
             compiled.attention_halves(q, k, v, batch.starts, out, scale, reach, tile, bias=bias)
 
@@ -196,6 +202,8 @@ class attention(Arguments):
         seen.check_pattern(a)
         if a.cap and a.number_type != "float32":
             raise ValueError(f"number_type: {a.number_type}: scores with a cap are computed in float32")
+        if a.margin is not None and a.number_type != "float32":
+            raise ValueError(f"number_type: {a.number_type}: scores beside a sink are computed in float32")
         return result
 
     limits = seen.fields
@@ -215,7 +223,7 @@ class attention(Arguments):
             scores = cap_scores(a.cap, products(in_groups(a.q[at], heads), a.k[keys]) * a.scale)
             scores = scores + near_keys(a.bias, queries[:, None], rows_of_keys(keys))
             scores = np.where(unseen(a.batch, keys, where, queries), -np.inf, scores)
-            parts.append(weigh_heads(softened(scores), a.v[keys]))
+            parts.append(weigh_heads(softened(scores, a.margin), a.v[keys]))
         return np.concatenate(parts)
 
     def padded(a) -> Padded:
@@ -238,7 +246,7 @@ class attention(Arguments):
             hidden = unseen(a.batch, keys, seen.pattern(a), queries)
             rounded = rounding * np.where(hidden, False, size > 0).any(-1, keepdims=True)
             doubt = doubt_capped(a.cap, raw, gamma(a.q.shape[2] + 2 + biased(a)) * size)
-            share, doubt = bound_shares(cap_scores(a.cap, raw) + near, doubt, hidden)
+            share, doubt = bound_shares(cap_scores(a.cap, raw) + near, doubt, hidden, a.exact.margin)
             merges = -(-share.shape[-1] // a.tile) - 1  # each merge rescales mass and values once more
             total = doubt + (gamma(share.shape[-1] + 4 + 2 * merges) + rounded) * (share + doubt)
             # processors with products of bfloat16 flush every value, and every partial sum over the keys
@@ -330,6 +338,7 @@ class attend_once(Arguments):
         k: Heads,
         v: Heads,
         bias: Array | None = None,
+        margin: Vector | None = None,
         *,
         scale: float = 1.0,
         cap: float = 0.0,
@@ -337,7 +346,7 @@ class attend_once(Arguments):
         query: End,
     ) -> None:
         """Launch the compiled kernel for the first or the last token of each sequence."""
-        compiled.attend_once(q, k, v, batch.starts, out, scale, query == "last", parse(where).reach, bias, cap)
+        compiled.attend_once(q, k, v, batch.starts, out, scale, query == "last", parse(where).reach, bias, cap, margin)
 
     def shape(a) -> Heads:
         """Return heads and columns of one row a sequence. Raises ValueError for values of other spaces, or a pattern
@@ -359,7 +368,7 @@ class attend_once(Arguments):
             scores = cap_scores(a.cap, np.einsum("hd,khd->hk", q[0], k) * a.scale)
             scores = scores + near_keys(a.bias, at, rows_of_keys(rows))
             scores = np.where(visible, scores, -np.inf)
-            parts.append(np.einsum("hk,khd->hd", softened(scores), v))
+            parts.append(np.einsum("hk,khd->hd", softened(scores, a.margin), v))
         return np.stack(parts)
 
     def padded(a) -> Padded:
@@ -390,6 +399,7 @@ class attend_once(Arguments):
                 cap_scores(a.cap, raw) + near,
                 doubt_capped(a.cap, raw, gamma(a.q.shape[2] + 2 + biased(a)) * (size + abs(near))),
                 unseen(a.batch, rows, seen.pattern(a))[at : at + 1],
+                a.exact.margin,
             )
             total = doubt + gamma(share.shape[-1] + 4) * (share + doubt)
             parts.append(np.einsum("hqk,khd->qhd", total, abs(v)))
@@ -491,6 +501,7 @@ class attention_cached(Arguments):
         k: Cache,
         v: Cache,
         bias: Array | None = None,
+        margin: Vector | None = None,
         *,
         scale: float = 1.0,
         cap: float = 0.0,
@@ -514,6 +525,7 @@ class attention_cached(Arguments):
             bias,
             *window,
             cap,
+            margin,
         )
 
     def shape(a) -> Heads:
@@ -539,7 +551,7 @@ class attention_cached(Arguments):
             k, v = (in_groups(cache[window_of(a, slot)], heads) for cache in (a.k, a.v[..., : a.values or None]))
             scores = cap_scores(a.cap, np.einsum("hd,khd->hk", q, k) * a.scale)
             scores = scores + near_keys(a.bias, len(k) - 1, np.arange(len(k)))
-            parts.append(np.einsum("hk,khd->hd", softened(scores), v))
+            parts.append(np.einsum("hk,khd->hd", softened(scores, a.margin), v))
         return np.array(parts)
 
     padded = unpadded("it reads keys and values that a session has cached")
@@ -558,6 +570,7 @@ class attention_cached(Arguments):
                 cap_scores(a.cap, exact * a.scale) + near,
                 doubt_capped(a.cap, exact * a.scale, gamma(k.shape[2] + 2 + biased(a)) * size),
                 np.zeros(exact.shape, bool),
+                a.exact.margin,
             )
             # every page may rescale the sums before it
             total = doubt + gamma(3 * share.shape[-1] + 4) * (share + doubt)

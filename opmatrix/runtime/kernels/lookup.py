@@ -79,7 +79,7 @@ def columns_of(form: type[Format], inputs: int) -> compiled.Columns:
     if layout := panelled.layout:
         count = panelled.filled(inputs) // layout.inputs
         columns = memory.size // (layout.words * count) // panelled.width * panelled.width
-        words, scale = memory.view(np.uint32), np.ones(layout.scales * count * columns, np.float16)
+        words, scale = memory.view(np.uint32), np.ones(layout.scales * count * columns, layout.scale_type)
         parts = np.ones(layout.part_words * count * columns, np.uint32)
         return compiled.Columns((inputs, columns), panelled, words[: layout.words * count * columns], scale, 0, parts)
     numbers = memory.view(form.fields["w"].number.dtype({}))

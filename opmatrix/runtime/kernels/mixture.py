@@ -11,7 +11,7 @@ from formats.core.activation import COMPILED
 from formats.core.choices import OneOf, Range
 from formats.core.epilogue import UNIT, gamma
 from formats.core.sizes import T, n, p, size
-from formats.core.stage import SMALLEST
+from formats.core.stage import SMALLEST, is_given
 from formats.core.stage import bound as bound_stages
 from formats.core.stage import pullback as pull_stages
 from formats.core.stage import reference as apply_stages
@@ -89,7 +89,7 @@ class Matrices:
 
 
 class Raised(NamedTuple):
-    """The stages of an expert's first product: its bias, in whatever precision it comes, and the function."""
+    """The stages of a first product of an expert: its bias, in whatever precision it comes, and the function."""
 
     bias: Doubles | None
     activation: str
@@ -99,6 +99,12 @@ class Raised(NamedTuple):
         """Take the bias of expert e, if there is one, and the function of all experts."""
         bias = bias_rows(a.bias, a.gate.shape[1])
         return cls(None if bias is None else bias[e], a.activation)
+
+    @classmethod
+    def beside(cls, a: Arguments, e: int) -> "Raised":
+        """Take the bias and the function of the factor of expert e."""
+        bias = bias_rows(a.beside_bias, a.gate.shape[1])
+        return cls(None if bias is None else bias[e], a.beside_activation)
 
 
 def routed(gate: Doubles) -> Iterator[tuple[int, Any]]:
@@ -138,8 +144,8 @@ def time_routing(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
 )
 class experts(Arguments):
     """The sum over the experts e that a row's gate names of gate[e] * (f(x @ up[e] + bias[e]) @ down[e]), + residual,
-    where f is a function of each number, times x @ beside[e] where that is given. The others are not read. bias: the
-    rows of all experts, one after another."""
+    where f is a function of each number, times g(x @ beside[e] + beside_bias[e]) where that is given, g another
+    function. The others are not read. Biases are the rows of all experts, one after another."""
 
     def run(
         out: Any,
@@ -150,13 +156,16 @@ class experts(Arguments):
         bias: Vector | None = None,
         beside: Stack | None = None,
         residual: Rows | None = None,
+        beside_bias: Vector | None = None,
         *,
         most: Most,
         activation: Activated = "",
+        beside_activation: Activated = "",
     ) -> None:
         """Launch the compiled kernel, which reads the experts that the gate names and no others."""
         by = in_columns(gate)
-        compiled.experts(x, by, up, down, out, beside, activation, most, residual, bias_rows(bias, by.shape[1]))
+        bias, beside_bias = (bias_rows(rows, by.shape[1]) for rows in (bias, beside_bias))
+        compiled.experts(x, by, up, down, out, beside, activation, most, residual, bias, beside_bias, beside_activation)
 
     def shape(a) -> Rows:
         """Return rows of the second product's columns. Raises ValueError for the first operand that does not fit the
@@ -166,8 +175,11 @@ class experts(Arguments):
         same("gate columns of a head", a.gate.cols, 1)
         same("x columns", a.x.cols, rows)
         same("down", a.down.shape[:2], (count, hidden))
-        if a.bias is not None:
-            same("bias", a.bias.shape, (count * hidden,))
+        for name, bias in (("bias", a.bias), ("beside_bias", a.beside_bias)):
+            if bias is not None:
+                same(name, bias.shape, (count * hidden,))
+        if a.beside is None and (a.beside_bias is not None or a.beside_activation):
+            raise ValueError("beside: none, where its bias or its function is given")
         if a.beside is not None:
             same("beside", a.beside.shape, a.up.shape)
         if a.residual is not None:
@@ -189,7 +201,7 @@ class experts(Arguments):
         for e, rows in routed(in_columns(a.gate)):
             y = apply_stages(up.multiply(e, a.x[rows]), Raised.of(a, e))
             if a.beside is not None:
-                y = y * beside.multiply(e, a.x[rows])
+                y = y * apply_stages(beside.multiply(e, a.x[rows]), Raised.beside(a, e))
             total[rows] += a.gate[rows, e] * down.multiply(e, y)
         if a.residual is not None:
             total = total + a.residual
@@ -199,12 +211,9 @@ class experts(Arguments):
     def padded(a) -> Padded:
         """Compute every expert for every row, and sum them times the gate, which is 0 for experts not named."""
         x, gate = np.expand_dims(a.x, -3), np.swapaxes(a.gate, -3, -2) if a.gate.ndim > 3 else a.gate
-        raised = x @ a.up
-        if a.bias is not None:
-            raised = raised + np.expand_dims(into_heads(a.bias, a.up.shape[0]), 1)
-        hidden = activate_rows(raised, a.activation) if a.activation else raised
+        hidden = raise_padded(x @ a.up, a.bias, a.activation)
         if a.beside is not None:
-            hidden = hidden * (x @ a.beside)
+            hidden = hidden * raise_padded(x @ a.beside, a.beside_bias, a.beside_activation)
         total = (hidden @ a.down * gate).sum(-3)
         return total if a.residual is None else total + a.residual
 
@@ -217,14 +226,14 @@ class experts(Arguments):
             stages = Raised.of(a, e)
             raised = x @ up
             hidden = apply_stages(raised, stages)
-            beside = None if a.beside is None else dense_numbers(a.beside[e])
-            factor = np.ones_like(hidden) if beside is None else x @ beside
+            beside, after = None if a.beside is None else dense_numbers(a.beside[e]), Raised.beside(a, e)
+            factor = np.ones_like(hidden) if beside is None else apply_stages(x @ beside, after)
             of_hidden = of_rows @ down.T
             shares[:, rows, e] = (of_hidden * hidden * factor).sum(-1).reshape(shares[:, rows, e].shape)
             of_hidden = of_hidden * a.gate[rows, e].reshape(-1, 1)
             of_x[:, rows] += pull_stages(raised, stages, of_hidden * factor)[0] @ up.T
             if beside is not None:
-                of_x[:, rows] += (of_hidden * hidden) @ beside.T
+                of_x[:, rows] += pull_stages(x @ beside, after, of_hidden * hidden)[0] @ beside.T
         return {"x": of_x, "gate": shares, **({} if a.residual is None else {"residual": g})}
 
     def bound(a) -> Doubles:
@@ -279,6 +288,13 @@ class experts(Arguments):
         return compiled.borders("experts")
 
 
+def raise_padded(y: Padded, bias: Padded, activation: str) -> Padded:
+    """Add the biases of experts to products (.., experts, rows, columns), and apply the function."""
+    if is_given(bias):
+        y = y + np.expand_dims(into_heads(bias, y.shape[-3]), 1)
+    return activate_rows(y, activation) if activation else y
+
+
 def drawn_gates(rows: int, count: int, most: int, rng: "np.random.Generator") -> Any:
     """Return rows that each name `most` drawn experts, with shares that sum to one."""
     order = rng.permuted(np.tile(np.arange(count), (rows, 1)), axis=1)[:, :most]
@@ -320,15 +336,15 @@ def described(stack: Any) -> tuple[str, dict[Any, float]]:
 def hidden_rows(a: Arguments, up: Matrices, beside: Matrices, x: Doubles, e: int) -> tuple[Doubles, Doubles]:
     """Return the rows between the two products of an expert, and a bound on their error."""
 
-    def product(stack: Matrices) -> tuple[Doubles, Doubles]:
-        """Multiply the rows by expert e's matrix; return the product and a bound on its error."""
+    def raised(stack: Matrices, stages: Raised) -> tuple[Doubles, Doubles]:
+        """Multiply the rows by expert e's matrix, with what follows; return the result and a bound on its error."""
         read, W = stack.operands(e, x)
-        return read @ W, stack.bound(e, x, read, W)
+        y, error = read @ W, stack.bound(e, x, read, W)
+        rough = isinstance(stack.stack, Stacked) and stack.stack.rounds
+        return apply_stages(y, stages), bound_stages(y, error, stages, rough)
 
-    y, error = product(up)
-    stages, rough = Raised.of(a, e), isinstance(a.up, Stacked) and a.up.rounds
-    y, error = apply_stages(y, stages), bound_stages(y, error, stages, rough)
+    y, error = raised(up, Raised.of(a, e))
     if a.beside is None:
         return y, error
-    v, v_error = product(beside)
+    v, v_error = raised(beside, Raised.beside(a, e))
     return y * v, error * abs(v) + v_error * (abs(y) + error) + UNIT * (abs(y) + error) * (abs(v) + v_error)

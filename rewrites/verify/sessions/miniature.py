@@ -5,7 +5,7 @@ Whatever its weights are, the sessions of a program differ from whole texts by a
 (opmatrix.inference.cached). So a program of that step is quickly computed on texts of any length, while pages, kernels
 and caches are the same."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -43,6 +43,7 @@ class Attention:
     scale: float
     where: str
     bias: str = ""
+    margin: str = ""
     last: bool = False
     whole: str = ""
     cap: float = 0.0
@@ -56,9 +57,10 @@ class Attention:
         (h, d), (g, _), _ = self.widths
         return f"attention of {h} heads of {d} columns, {g} of keys, where {self.where}"
 
-    def kind(self, bias: Constant | None) -> Hashable:
-        """Return a key of the step, without its numbers."""
-        return (self.widths, self.scale, self.where, self.whole, self.last, self.cap, getattr(bias, "shape", None))
+    def kind(self, tables: Mapping[str, Constant]) -> Hashable:
+        """Return a key of the step, without its numbers; `tables`: the arrays of its scores by operand."""
+        shapes = tuple((name, getattr(table, "shape", None)) for name, table in sorted(tables.items()))
+        return (self.widths, self.scale, self.where, self.whole, self.last, self.cap, shapes)
 
     @property
     def work(self) -> int:
@@ -66,13 +68,14 @@ class Attention:
         heads = max(count for count, _ in self.widths)
         return heads * (self.widths[0][1] + self.widths[2][1])
 
-    def miniature(self, shares: str, length: int, bias: Constant | None) -> "Miniature":
+    def miniature(self, shares: str, length: int, tables: Mapping[str, Constant]) -> "Miniature":
         """Return the program of this step for texts of `length` tokens."""
-        return Miniature(self, shares, length, bias)
+        return Miniature(self, shares, length, tables)
 
 
-def find_attention(program: Program) -> Iterator[tuple[Attention, Constant | None]]:
-    """Yield each kind of attention whose rows sessions compute, once, with its table by distance."""
+def find_attention(program: Program) -> Iterator[tuple[Attention, Mapping[str, Constant]]]:
+    """Yield each kind of attention whose rows sessions compute, once, with the arrays of its scores by operand: a table
+    by distance, and margins."""
     seen = set[Hashable]()
     calls = program.schedule.calls[program.schedule.first :]
     for step, call in zip(program.steps, calls, strict=True):
@@ -85,13 +88,15 @@ def find_attention(program: Program) -> Iterator[tuple[Attention, Constant | Non
             float(step.attributes.get("scale", 1.0)),
             where_of(call, over),
             step.operands.get("bias", ""),
+            step.operands.get("margin", ""),
             last,
             call.kernel.name if over else call.kernel.cached_variant,
             float(step.attributes.get("cap", 0.0)),
         )
-        bias = program.constants.get(attention.bias)
-        if (kind := attention.kind(bias)) not in seen:
-            yield attention, bias
+        names = {"bias": attention.bias, "margin": attention.margin}
+        tables = {operand: program.constants[name] for operand, name in names.items() if name}
+        if (kind := attention.kind(tables)) not in seen:
+            yield attention, tables
         seen.add(kind)
 
 
@@ -112,9 +117,10 @@ class Miniature:
     they are spread, errors of scores show; some values are beside the middle of two numbers of bfloat16, so that
     values rounded twice show."""
 
-    def __init__(self, attention: Attention, shares: str, length: int, bias: Constant | None) -> None:
+    def __init__(self, attention: Attention, shares: str, length: int, tables: Mapping[str, Constant]) -> None:
         self.attention, self.shares, self.length = attention, shares, length
         self.words = max(2, WORDS_A_COLUMN * attention.widths[2][1])
+        self.score_tables = tables
         self.tables = dict(zip("qkv", self.drawn(np.random.default_rng(0)), strict=True))
         names, steps = [*"qkv"], list[Step]()
         constants: dict[str, Constant] = {}
@@ -135,10 +141,8 @@ class Miniature:
                 steps.append(Step("pool", {"x": rows}, {"how": "last"}, "q last"))
                 rows = "q last"
             steps.append(Step("heads", {"x": rows}, {"heads": heads}, name))
-        operands = {name: name for name in names}
-        if bias is not None:
-            constants["bias"] = bias
-            operands["bias"] = "bias"
+        operands = {name: name for name in (*names, *tables)}
+        constants |= tables
         self.program = Program(
             [
                 *steps,
@@ -226,8 +230,7 @@ class Miniature:
         keys, values = (self.held(name, rows, number) for name in "kv")
         (h, d), (g, _), (j, e) = self.attention.widths
         bound: dict[str, object] = {"q": Heads(h, d), "k": Heads(g, d), "v": Heads(j, e)}
-        if "bias" in self.program.constants:
-            bound["bias"] = self.program.constants["bias"]
+        bound |= self.score_tables
         attributes = {name: value for name, value in self.attributes.items() if name != "query"}
         record = self.attention.kernel.bind(bound, {**attributes, "tile": page_side()})
         call = Call(self.attention.kernel, record, {"q": 0, "k": 1, "v": 2}, self.attention.kernel.shape(record))

@@ -118,13 +118,13 @@ def list_checks(
         yield partial(verify_steps_over_caches, program, decoder, sentences, sessions.longest)
     if decoder.schedule.carried:
         yield partial(verify_states, decoder, sentences, sessions.longest)
-    for attention, bias in find_attention(program):
-        if (kind := attention.kind(bias)) in sessions.kinds:
+    for attention, tables in find_attention(program):
+        if (kind := attention.kind(tables)) in sessions.kinds:
             continue
         sessions.kinds.add(kind)
         length = int(min(sessions.longest, max(COMPARED_WHOLE, (PROMPT_WORK / attention.work) ** 0.5)))
         for shares in (EVEN_SHARES, SPREAD_SHARES):
-            miniature = attention.miniature(shares, length, bias)
+            miniature = attention.miniature(shares, length, tables)
             for number in sessions.numbers:
                 yield partial(verify_script, miniature, number, decoder, sessions.threads)
 
