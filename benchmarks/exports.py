@@ -206,7 +206,7 @@ def spelled_engines(exact: Path, int8: Path, model: Path, room: Path) -> tuple[d
 def called(runtime: Runtime, file: Path, inputs: list[str]) -> Call:
     """An exported file in a runtime, with as many threads as there are cores."""
     run = runtime.open(file, cores())
-    return lambda ids: run(make_feed(inputs, ids, np.ones_like(ids)))
+    return lambda ids: run(make_feed(inputs, ids, np.ones_like(ids)))[0]
 
 
 def megabytes(file: Path) -> float:
