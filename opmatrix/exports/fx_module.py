@@ -12,7 +12,7 @@ from formats.core.errors import InputError
 from opmatrix.algebra.batch.signature import FLOAT, INTEGER
 from opmatrix.algebra.term import Operator
 from opmatrix.exports.cached_graph import read_cached
-from opmatrix.exports.graph import BATCH, BOOL, LENGTH, PAST, TOTAL, ArrayGraph, ArrayNode, AxisSize
+from opmatrix.exports.graph import BATCH, BOOL, LENGTH, PAST, TOTAL, ArrayGraph, ArrayNode
 from opmatrix.exports.operator_graph import read_operator
 from opmatrix.exports.program_graph import ProgramGraph, live_nodes, read_program
 from opmatrix.runtime.declarations.padded import Padded
@@ -24,12 +24,7 @@ if TYPE_CHECKING:
 
 TorchFunction = Callable[..., Padded]
 CARRIED = "opmatrix"  # the entry of a module's meta with what it was made of
-SAMPLE: dict[AxisSize, int] = {
-    BATCH: 2,
-    LENGTH: 8,
-    PAST: 5,
-    TOTAL: 13,
-}  # open sizes of the batch that torch.export traces with
+SAMPLE = {BATCH: 2, LENGTH: 8, PAST: 5, TOTAL: 13}  # open sizes of the batch that torch.export traces with
 
 
 @dataclass(frozen=True)
@@ -266,7 +261,11 @@ def sample_inputs(read: ProgramGraph) -> Sequence[Padded]:
 
     types = {FLOAT: torch.float32, INTEGER: torch.int64}
     return [
-        torch.full([SAMPLE.get(size, size) for size in x.shape], int(name.endswith("mask")), dtype=types[x.dtype])
+        torch.full(
+            [SAMPLE[size] if isinstance(size, str) else size for size in x.shape],
+            int(name.endswith("mask")),
+            dtype=types[x.dtype],
+        )
         for name, x in read.inputs.items()
     ]
 
@@ -279,7 +278,7 @@ def export_program(read: ProgramGraph, file: str, beside: Mapping[str, str]) -> 
 
     dims = {size: torch.export.Dim(size) for size in SAMPLE}
     sizes = {
-        as_identifier(name): {axis: dims[size] for axis, size in enumerate(x.shape) if size in dims}
+        as_identifier(name): {axis: dims[size] for axis, size in enumerate(x.shape) if isinstance(size, str)}
         for name, x in read.inputs.items()
     }
     exported = torch.export.export(module, tuple(sample_inputs(read)), dynamic_shapes=sizes)
