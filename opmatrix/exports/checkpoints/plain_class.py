@@ -19,6 +19,7 @@ from formats.core.errors import InputError
 from formats.storage.format import Format, WholeNumbers
 from opmatrix.files.gguf import TENSOR_TYPES
 from opmatrix.files.quantised import STORED
+from opmatrix.models.config import Settings
 from opmatrix.models.encoders.bert import LAYER_NAMES, SHORT
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.program import Program, Step
@@ -157,6 +158,16 @@ def read_plain(program: Program, family: str, tied: bool, kept: Collection[str] 
     if family in BIASED_PARTS:
         return GatedReader(reader, BIASED_PARTS[family], family == "qwen3").read(tied)
     return NormedBehindReader(reader, SHORT if family == "distilbert" else LAYER_NAMES).read()
+
+
+def is_tied(config: Settings) -> bool:
+    """True if the head of a configuration's class is the table of tokens; only LLaMA's is not by default."""
+    return bool(config.get("tie_word_embeddings", config.get("model_type") != "llama"))
+
+
+def describe_sizes(model: PlainModel, sizes: LayerSizes) -> str:
+    """Return the sizes of a model in words."""
+    return f"{len(model.layers)} layers of {sizes.heads} heads of {sizes.columns} and {sizes.units} hidden units"
 
 
 def layer_part(step: Step) -> str:

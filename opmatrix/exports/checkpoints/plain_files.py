@@ -27,6 +27,8 @@ from opmatrix.exports.checkpoints.plain_class import (
     PlainModel,
     StoredNumbers,
     check_uniform,
+    describe_sizes,
+    is_tied,
     naming,
     no_place,
     read_plain,
@@ -77,8 +79,7 @@ def write_plain(program: Program, place: Path) -> str:
     """Write a program as `export_plain`. Raises as it does, without the name of the option."""
     config = plain_config(program)
     family, pooling = str(config.get("model_type")), check_written(program)
-    tied = bool(config.get("tie_word_embeddings", family != "llama"))
-    model = read_plain(program, family, tied, [INTEGERS])
+    model = read_plain(program, family, is_tied(config), [INTEGERS])
     sizes = check_uniform(model.layers)
     settings = describe_config(config, family, model, sizes)
     tensors = name_tensors(model, family, settings)
@@ -309,7 +310,7 @@ def describe(place: Path, config: Settings, model: PlainModel, sizes: LayerSizes
     return "\n".join(
         [
             f"{place}, {size / 1e6:,.1f} MB: {config['architectures'][0]}, numbers in {' and '.join(kinds)}",
-            f"{len(model.layers)} layers of {sizes.heads} heads of {sizes.columns} and {sizes.units} hidden units",
+            describe_sizes(model, sizes),
             *describe_whole(model),
             f"off by {difference:.1g} of the program, in float64",
         ]
