@@ -24,7 +24,7 @@ from rewrites.metrics.check_table import CLAIMED, Check, judged
 TEXTS_COMPARED = 12  # texts of a comparison, one token among them
 LONGEST_DRAWN = 64  # tokens of a text of a program without a tokenizer
 FLOAT32_ERROR = 1e-5  # largest relative difference of an export in float32
-STEPS = 8  # tokens behind a prompt that a comparison of an export with caches steps over
+STEPPED = 8  # tokens behind a prompt that a comparison of an export with caches steps over
 ROUNDINGS = 3.0  # times that an export with rounded rows may differ as the program's own float32 run does
 
 
@@ -76,9 +76,9 @@ def run_rows(run: Run, inputs: list[str], rows: list[list[int]]) -> list[Numeric
 def step_rows(run: Run, inputs: list[str], rows: list[list[int]], caches: Sequence[ExportedCache]) -> list[Numeric]:
     """Return the output of an export with caches for each text: of a prompt, padded before it, then token by token over
     the caches that it left. A text that has ended is followed by padding."""
-    prompts = [row[: max(1, len(row) - STEPS)] for row in rows]
+    prompts = [row[: max(1, len(row) - STEPPED)] for row in rows]
     longest = max(map(len, prompts))
-    valid = np.zeros((len(rows), longest + STEPS), bool)
+    valid = np.zeros((len(rows), longest + STEPPED), bool)
     for row, prompt, each in zip(rows, prompts, valid, strict=True):
         begins = longest - len(prompt)
         each[begins : begins + len(row)] = True
@@ -86,7 +86,7 @@ def step_rows(run: Run, inputs: list[str], rows: list[list[int]], caches: Sequen
     ids[valid] = np.concatenate(rows)
     held = {cache.past: cache.zeros(len(rows)) for cache in caches}
     parts, begun = list[Numeric](), 0
-    for end in range(longest, longest + STEPS + 1):
+    for end in range(longest, longest + STEPPED + 1):
         mask = valid[:, :end].astype(np.int64)
         output, *present = run(make_feed(inputs, ids[:, begun:end], mask, held))
         held = {cache.past: rows for cache, rows in zip(caches, present, strict=True)}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 ENCODERS = {"bert": "bert"}  # family -> general.architecture
-POSITIONS, KINDS = "embeddings.position_embeddings.weight", "embeddings.token_type_embeddings.weight"
+POSITION_TABLE, KIND_TABLE = "embeddings.position_embeddings.weight", "embeddings.token_type_embeddings.weight"
 LONGEST_WORD = 100  # letters of a word that readers of these files divide into pieces
 ROLES = {
     "unknown": "[UNK]",
@@ -44,7 +44,7 @@ def describe_encoder(
         raise InputError(f"pooling by {', '.join(pooling.modes)}: GGUF files know {', '.join(numbers)}: give --hf")
     if not pooling.normalise:
         raise InputError("its embeddings are not of length 1, as those of GGUF files are: give --hf")
-    positions, width = model.tensors[POSITIONS].numbers.shape
+    positions, width = model.tensors[POSITION_TABLE].numbers.shape
     return {
         "context_length": positions,
         "embedding_length": width,
@@ -60,10 +60,10 @@ def describe_encoder(
 def widen_tables(model: PlainModel) -> None:
     """Store tables of positions and of kinds in float32, as other readers expect them; a program without kinds gets a
     row of zeros."""
-    _, width = model.tensors[POSITIONS].numbers.shape
-    kinds = model.tensors.get(KINDS)
-    model.tensors[KINDS] = StoredNumbers(np.zeros((1, width), np.float32) if kinds is None else kinds.numbers)
-    model.tensors[POSITIONS] = StoredNumbers(model.tensors[POSITIONS].numbers)
+    _, width = model.tensors[POSITION_TABLE].numbers.shape
+    kinds = model.tensors.get(KIND_TABLE)
+    model.tensors[KIND_TABLE] = StoredNumbers(np.zeros((1, width), np.float32) if kinds is None else kinds.numbers)
+    model.tensors[POSITION_TABLE] = StoredNumbers(model.tensors[POSITION_TABLE].numbers)
 
 
 def note_encoder(pooling: Pooling, positions: int) -> list[str]:

@@ -15,7 +15,7 @@ from formats.core.arrays import Floats
 from formats.core.errors import InputError
 from opmatrix.exports.checkpoints.gguf_encoder import (
     ENCODERS,
-    POSITIONS,
+    POSITION_TABLE,
     describe_encoder,
     describe_words,
     note_encoder,
@@ -110,7 +110,7 @@ def encoder_parts(
     keys = describe_encoder(config, model, sizes, pooling)
     tokens = describe_words(program.meta, len(model.tensors["embeddings.word_embeddings.weight"].numbers))
     widen_tables(model)
-    notes = note_encoder(pooling, len(model.tensors[POSITIONS].numbers))
+    notes = note_encoder(pooling, len(model.tensors[POSITION_TABLE].numbers))
     return FileParts(keys, tokens._replace(notes=[*tokens.notes, *notes]), {})
 
 

@@ -19,7 +19,7 @@ from formats.core.stage import DEFAULTS, activation, gain_shift, is_given, norm,
 from formats.core.stage import reference as apply_stages
 from opmatrix.algebra.batch.batch import FIELDS
 from opmatrix.algebra.batch.relations import GIVEN, Relation
-from opmatrix.algebra.positions.patterns import Pattern, Positions
+from opmatrix.algebra.positions.patterns import Pattern, Positions, causal, sequence, window
 from opmatrix.algebra.routes import keep_taken, largest
 from opmatrix.runtime.declarations.arguments import Arguments
 
@@ -303,6 +303,17 @@ def attend_rows(a: Arguments, operands: tuple[Padded, Padded, Padded], where: Pa
         scores = activate_rows(scores, "tanh") * a.cap
     scores = bias_scores(scores, a.bias, queries, a.batch.key_positions)
     return weigh_values(share_seen(scores, a.batch.seen(where, queries), where.reflexive), v)
+
+
+def attend_held(a: Arguments, windowed: bool) -> Padded:
+    """Return attention of all rows, or of the last of each sequence, over the rows of caches up to their own, with a
+    window of so many `behind` them or without."""
+    keys, values = a.batch.held_rows(a.k), a.batch.held_rows(a.v)
+    where = sequence & causal & window(a.behind) if windowed else sequence & causal
+    if a.rows == "all":
+        return attend_rows(a, (a.q, keys, values), where, a.batch.positions)
+    at = np.expand_dims(a.batch.pick(a.batch.positions, a.rows), 1)
+    return attend_rows(a, (np.expand_dims(a.q, 1), keys, values), where, at)[:, 0]
 
 
 def pick_padded(batch: PaddedBatch, x: Padded, relation: Relation) -> Padded:

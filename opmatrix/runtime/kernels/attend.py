@@ -22,7 +22,7 @@ from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.extents import Extents, pairs
 from opmatrix.algebra.batch.relations import HELD, Relation
 from opmatrix.algebra.batch.signature import FLOAT, HALF, HELD_NUMBERS
-from opmatrix.algebra.positions.patterns import among, causal, parse, sequence, window
+from opmatrix.algebra.positions.patterns import among, parse
 from opmatrix.runtime import seen
 from opmatrix.runtime.declarations.by_sequence import (
     Doubles,
@@ -44,7 +44,7 @@ from opmatrix.runtime.declarations.costs import Costs, by_scores
 from opmatrix.runtime.declarations.fitting import SCORED, Cases, fit_bias, heads_of, same, timed_batches
 from opmatrix.runtime.declarations.kernel import Arguments, Restricted, RowNumbers, kernel
 from opmatrix.runtime.declarations.operands import FLOAT_BYTES, Array, Cache, Heads
-from opmatrix.runtime.declarations.padded import Padded, attend, attend_rows
+from opmatrix.runtime.declarations.padded import Padded, attend, attend_held
 from opmatrix.runtime.declarations.pullbacks import Cotangents, ScaledScores, into_groups, pull_attention
 from opmatrix.runtime.declarations.telling import short_sequences
 
@@ -525,14 +525,7 @@ class attention_cached(Arguments):
     def padded(a) -> Padded:
         """Return softmax of the requested queries over the rows of caches, up to their own. Raises Unpadded for whole
         texts."""
-        rows = a.q, a.batch.held_rows(a.k), a.batch.held_rows(a.v)
-        where = sequence & causal
-        if a.behind < BEYOND:
-            where &= window(a.behind)
-        if a.rows == "all":
-            return attend_rows(a, rows, where, a.batch.positions)
-        at = np.expand_dims(a.batch.pick(a.batch.positions, a.rows), 1)
-        return attend_rows(a, (np.expand_dims(a.q, 1), *rows[1:]), where, at)[:, 0]
+        return attend_held(a, a.behind < BEYOND)
 
     def bound(a) -> Doubles:
         """Bound the errors as for attention, row by row, over the rows that its sequence has cached, some pages at a
