@@ -296,7 +296,7 @@ def measure_uniform() -> None:
 
         python benchmarks/exports.py uniform --text FILE [--units 0.5] [--shapes 1x16 1x128 8x128] [--rounds 30]
 
-    The text is what remaining weights are fitted to. Both are directories of `export --hf`."""
+    The text is what remaining weights are fitted to; the smaller one is a directory of `export --hf`."""
     parser = Parser(measure_uniform)
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--units", type=float, default=0.5)
@@ -337,13 +337,12 @@ def uniform_classes(text: Path, units: float, room: Path) -> tuple[dict[str, Cal
     torch.set_num_threads(cores())
     teacher = Teacher.open("minilm", text, 64)
     smaller = remove_groups(teacher.operator, Level(1 - units), teacher.text.fit).model
-    operators = {"whole": teacher.operator, "smaller": smaller}
-    programs = {name: find_program(operator, teacher, None, unheard)[0] for name, operator in operators.items()}
-    for name, program in programs.items():
-        say(export_plain(program, room / name))
-    models = {name: SentenceTransformer(str(room / name), device="cpu") for name in programs}
+    program, _ = find_program(smaller, teacher, None, unheard)
+    say(export_plain(program, room / "smaller"))
+    places = {"whole": str(teacher.checkpoint.directory), "smaller": str(room / "smaller")}
+    models = {name: SentenceTransformer(place, device="cpu") for name, place in places.items()}
     texts = [line for line in text.read_text("utf-8").splitlines() if line.strip()][:32]
-    theirs, ours = models["smaller"].encode(texts), programs["smaller"].embed(texts)
+    theirs, ours = models["smaller"].encode(texts), program.embed(texts)
     return {name: forward(model) for name, model in models.items()}, float(abs(theirs - ours).max())
 
 

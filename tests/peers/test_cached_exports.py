@@ -7,6 +7,7 @@ from padded import padded
 from searched import structure
 from speakers import BYTES, SHORT, gpt2, llama
 from test_families import model
+from test_latent import found as latent
 from typer.testing import CliRunner
 
 import opmatrix as om
@@ -131,6 +132,20 @@ def test_number_types_are_spelled_as_without_caches(name, form, tmp_path):
         run, read = opened(program, name, tmp_path / named, spelling)
         compared = compare_export(run, program, [*read.inputs], rounding_of(read), [*find_caches(program).values()])
         assert compared.error <= compared.allowed, (named, compared)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("request_of, names", [((16, 512), ["key"]), ((512, 1), ["key", "value"])])
+def test_latent_attention_is_exported_in_both_forms(request_of, names, tmp_path):
+    """Absorbed, with one cache of one head that holds keys and values; expanded, with keys and values."""
+    program = latent(*request_of)[1]
+    columns = program.schedule.calls[program.schedule.result].shape.cols
+    program = program.replace(
+        config={"vocab_size": columns}, pooling=LAST.described()
+    )  # its rows, as if they were scores
+    run, read = opened(program, "onnxruntime", tmp_path)
+    assert [*read.inputs][2:] == [f"past_key_values.{layer}.{name}" for layer in range(2) for name in names]
+    check_steps(program, run, read, PROMPTS)
 
 
 @pytest.mark.parametrize("case", ["mamba", "mamba2"])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ENCODERS = {"bert": "bert"}  # family -> general.architecture
 POSITION_TABLE, KIND_TABLE = "embeddings.position_embeddings.weight", "embeddings.token_type_embeddings.weight"
 LONGEST_WORD = 100  # letters of a word that readers of these files divide into pieces
-ROLES = {
+TOKEN_ROLES = {
     "unknown": "[UNK]",
     "padding": "[PAD]",
     "cls": "[CLS]",
@@ -115,5 +115,5 @@ def read_normalizer(described: Settings) -> dict[str, object]:
 
 def place_roles(tokenizer: "tokenizers.Tokenizer") -> dict[str, object]:
     """Return the ids of tokens with a role, by keys."""
-    places = {role: tokenizer.token_to_id(word) for role, word in ROLES.items()}
+    places = {role: tokenizer.token_to_id(word) for role, word in TOKEN_ROLES.items()}
     return {f"{KEY}{role}_token_id": at for role, at in places.items() if at is not None}
