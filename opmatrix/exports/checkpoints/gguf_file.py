@@ -90,6 +90,8 @@ def write_gguf(program: Program, place: Path) -> str:
         raise InputError(f"a program of {family}: only {', '.join(written)} are written: give --hf or --onnx")
     pooling = check_written(program)
     model = read_plain(program, family, is_tied(config), [BLOCKS])
+    if model.corrections:
+        raise InputError(f"{min(model.corrections)} has a low-rank product beside it: give --hf, --onnx or --torch")
     sizes = check_uniform(model.layers)
     settings = {**normalise_config(config), "model_type": family}
     parts = encoder_parts if family in ENCODERS else decoder_parts
