@@ -79,9 +79,9 @@ def step_rows(run: Run, inputs: list[str], rows: list[list[int]], caches: Sequen
     prompts = [row[: max(1, len(row) - STEPPED)] for row in rows]
     longest = max(map(len, prompts))
     valid = np.zeros((len(rows), longest + STEPPED), bool)
-    for row, prompt, each in zip(rows, prompts, valid, strict=True):
+    for row, prompt, filled in zip(rows, prompts, valid, strict=True):
         begins = longest - len(prompt)
-        each[begins : begins + len(row)] = True
+        filled[begins : begins + len(row)] = True
     ids = np.zeros(valid.shape, np.int64)
     ids[valid] = np.concatenate(rows)
     held = {cache.past: cache.zeros(len(rows)) for cache in caches}
@@ -93,7 +93,7 @@ def step_rows(run: Run, inputs: list[str], rows: list[list[int]], caches: Sequen
         parts.append(output)
         begun = end
     if parts[0].ndim > 2:
-        return [rows[each] for rows, each in zip(np.concatenate(parts, 1), valid, strict=True)]
+        return [rows[filled] for rows, filled in zip(np.concatenate(parts, 1), valid, strict=True)]
     stepped = valid[:, longest:].sum(1)  # an output of one row a text: the row behind its last token
     return [parts[count][at : at + 1] for at, count in enumerate(stepped)]
 

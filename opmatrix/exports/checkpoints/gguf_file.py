@@ -63,7 +63,7 @@ class FileTensor(NamedTuple):
 
 
 class FileParts(NamedTuple):
-    """What a file has beside the tensors of a plain class: keys without the name of its architecture, tokens, further
+    """Parts of a file beside the tensors of a plain class: keys without the name of its architecture, tokens, further
     tensors."""
 
     keys: Mapping[str, object]

@@ -285,7 +285,7 @@ class ProgramReader:
             raise no_place(name, f"is a step of {step.kernel if step else 'no kernel'}, not of a product")
         main, correction = self.corrected(step)
         summed = [step] if main is step else [main, step]
-        rows = [self.row_numbers(each.operands["bias"]) for each in summed if "bias" in each.operands]
+        rows = [self.row_numbers(part.operands["bias"]) for part in summed if "bias" in part.operands]
         bias = np.asarray(np.sum(rows, 0), np.float32)[low:high] if rows else None
         weight = self.weights(main.operands["weight"]).of_outputs(low, high)
         return PlainProduct(main.operands["x"], weight, bias, correction and correction.of_outputs(low, high))
@@ -301,7 +301,7 @@ class ProgramReader:
             if thin is None or layer_part(thin) != "weights" or thin.operands.keys() != {"x", "weight"}:
                 continue
             if thin.operands["x"] == main.operands["x"]:
-                pair = (self.weights(each.operands["weight"]).numbers for each in (thin, last))
+                pair = (self.weights(factor.operands["weight"]).numbers for factor in (thin, last))
                 return main, LowRankCorrection(*pair)
         return step, None
 
