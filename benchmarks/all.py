@@ -166,6 +166,7 @@ APART = {
     "neighbours": "embeds ten thousand clauses by five programs, for minutes",
     "faults kills": "kills each of fifteen commands thirty times, and runs it again each time",
     "exports": "needs onnx, onnxruntime and torch, and a saved program",
+    "exports uniform": "needs torch and sentence-transformers, and a text",
     "exports students": "trains students, each for a quarter of an hour, by torch",
     "exports spelled": "needs onnxruntime, openvino, torch and transformers, and two saved programs",
     "report": "runs `opmatrix optimize` twice, for what --publish shows",

@@ -23,6 +23,7 @@ from opmatrix.exports.exported_files import export_onnx
 from opmatrix.exports.fx_module import make_module
 from opmatrix.exports.program_graph import IDS, MASK, ProgramGraph, read_program
 from opmatrix.exports.runtimes import RUNTIMES, Runtime, make_feed
+from opmatrix.runtime.declarations.padded import Padded
 from opmatrix.runtime.program import Program
 from rewrites.metrics.pairs import score_pairs
 from rewrites.metrics.perplexity import score_text
@@ -206,7 +207,7 @@ def spelled_engines(exact: Path, int8: Path, model: Path, room: Path) -> tuple[d
 def called(runtime: Runtime, file: Path, inputs: list[str]) -> Call:
     """An exported file in a runtime, with as many threads as there are cores."""
     run = runtime.open(file, cores())
-    return lambda ids: run(make_feed(inputs, ids, np.ones_like(ids)))
+    return lambda ids: run(make_feed(inputs, ids, np.ones_like(ids)))[0]
 
 
 def megabytes(file: Path) -> float:
@@ -281,6 +282,83 @@ def compared_spellings(where: str, taken: Mapping[str, Sequence[float]]) -> list
             f"{where}: int8 as stored, of the class, openvino", ratio("openvino, int8 stored", "openvino, class"), "x"
         ),
     ]
+
+
+# ---- a plain class with fewer units
+
+SMALLER = 0.80  # bar: the time of the class with half of its units, of that of the whole one
+EQUAL = 1e-5  # bar: the class of sentence-transformers and its program
+UNIFORM_COLUMNS = "shape", "class", "ms", "spread", "of the whole"
+
+
+def measure_uniform() -> None:
+    """Time MiniLM with a share of its units in each layer, as sentence-transformers opens it, beside the whole one.
+
+        python benchmarks/exports.py uniform --text FILE [--units 0.5] [--shapes 1x16 1x128 8x128] [--rounds 30]
+
+    The text is what remaining weights are fitted to; the smaller one is a directory of `export --hf`."""
+    parser = Parser(measure_uniform)
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--units", type=float, default=0.5)
+    parser.add_argument("--shapes", type=shape, nargs="+", default=[(1, 16), (1, 128), (8, 128)])
+    parser.add_argument("--rounds", type=count, default=30)
+    given = parser.parse_args()
+    if not find_spec("sentence_transformers"):
+        raise InputError("directories are opened by sentence-transformers: pip install '.[peers]'")
+    takes(60 + 0.3 * given.rounds * len(given.shapes))
+    rows, figures = [], list[Figure]()
+    with tempfile.TemporaryDirectory() as room:
+        calls, off = uniform_classes(given.text, given.units, Path(room))
+        figures.append(Figure("sentence-transformers, off by of the program", off, most=EQUAL))
+        for where in given.shapes:
+            ids = np.random.default_rng(where[1]).integers(1000, 2000, where)
+            taken = timed(calls, ids, given.rounds)
+            whole = median(taken["whole"])
+            name = f"{where[0]}x{where[1]}"
+            rows += [[name, kind, median(ms), spread(ms) or 0.0, median(ms) / whole] for kind, ms in taken.items()]
+            figures.append(Figure(f"{name}: of the whole class's time", median(taken["smaller"]) / whole, most=SMALLER))
+            say(name)
+    print(table([[*row[:2], f"{row[2]:.2f}", f"{row[3]:.0%}", f"{row[4]:.2f} x"] for row in rows], [*UNIFORM_COLUMNS]))
+    tabled(given.csv, [UNIFORM_COLUMNS, *rows])
+    concluded(given, figures)
+
+
+def uniform_classes(text: Path, units: float, room: Path) -> tuple[dict[str, Call], float]:
+    """MiniLM and MiniLM with fewer units as classes that sentence-transformers opens, and how far the embeddings of the
+    smaller one are from its program's."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    from opmatrix.display.progress import unheard
+    from opmatrix.exports.checkpoints.plain_files import export_plain
+    from rewrites.approximate.removing import Level, remove_groups
+    from rewrites.approximate.students.distilled import Teacher, find_program
+
+    torch.set_num_threads(cores())
+    teacher = Teacher.open("minilm", text, 64)
+    smaller = remove_groups(teacher.operator, Level(1 - units), teacher.text.fit).model
+    program, _ = find_program(smaller, teacher, None, unheard)
+    say(export_plain(program, room / "smaller"))
+    places = {"whole": str(teacher.checkpoint.directory), "smaller": str(room / "smaller")}
+    models = {name: SentenceTransformer(place, device="cpu") for name, place in places.items()}
+    texts = [line for line in text.read_text("utf-8").splitlines() if line.strip()][:32]
+    theirs, ours = models["smaller"].encode(texts), program.embed(texts)
+    return {name: forward(model) for name, model in models.items()}, float(abs(theirs - ours).max())
+
+
+def forward(model: Padded) -> Call:
+    """A model of sentence-transformers on token ids."""
+    import torch
+
+    def call(ids: np.ndarray) -> np.ndarray:
+        """Embed a batch without padding."""
+        tokens = torch.from_numpy(ids)
+        with torch.no_grad():
+            features = model({"input_ids": tokens, "attention_mask": torch.ones_like(tokens)})
+        embedding: np.ndarray = features["sentence_embedding"].numpy()
+        return embedding
+
+    return call
 
 
 # ---- students
@@ -435,4 +513,4 @@ def learn_bytes(text: Path, minutes: float, place: Path) -> Path:
 if __name__ == "__main__":
     from lib.command import run_parts
 
-    run_parts(measure_exports, measure_spelled, measure_students)
+    run_parts(measure_exports, measure_spelled, measure_uniform, measure_students)

@@ -31,7 +31,7 @@ from opmatrix.runtime.recorded import least_limits
 from rewrites.approximate.block_errors import BlockTrials, SparseAttentionTrials
 from rewrites.approximate.error_levels import Front, count_methods, describe_methods
 from rewrites.approximate.proposals import ERRORS_OF, NEAR_FRONT, Choices, propose_methods
-from rewrites.approximate.removing import check_removal
+from rewrites.approximate.removing import check_removal, kinds_removed
 from rewrites.approximate.trials import BY_PULLBACK, BY_RUNS
 from rewrites.approximate.variants import Pruning, Variant, carry_methods, choose_pruned
 from rewrites.egraph.layers import outputs
@@ -76,7 +76,7 @@ RUNS = 3  # runs, of which the largest memory counts
 class Request(NamedTuple):
     """The request of a run: goals, of which the first is the error; the error that the search allows; most bytes; the
     kinds of removal to try, and the text that smaller models are fitted to; rounds of measuring; and the errors that
-    are measured: "near" the front, or "all"."""
+    are measured: "near" the front, or "all"; whether smaller models have one size for all layers."""
 
     goals: Sequence[Goal]
     error: float
@@ -85,6 +85,7 @@ class Request(NamedTuple):
     calibrate: str | Path | None = None
     rounds: int = 11
     measure: str = NEAR_FRONT
+    uniform: bool = False
 
 
 class Proposed(NamedTuple):
@@ -143,6 +144,7 @@ def optimize(
     adapter: "AnyPath | None" = None,
     remove: Sequence[str] = (),
     calibrate: "AnyPath | None" = None,
+    uniform: bool = False,
     leave_out: Sequence[str] = (),
     laws: Sequence[Law] | None = None,
     approximations: Sequence[Approximation] = (),
@@ -176,6 +178,8 @@ def optimize(
                      `drop` hundredths (0.3)
     remove           removals that are tried: "units", hidden units of a feed-forward, "heads" of attention, or both
     calibrate        a file of lines, with no labels, that smaller models are fitted to (the first part of the text)
+    uniform          smaller models keep as many units, and as many heads, in each layer, as a class of transformers has
+                     them; without `remove`, of units
     output           pooled: one row a text, as the checkpoint says; rows: one a token
     adapter          a directory with a LoRA adapter of the checkpoint
     laws, leave_out  laws that may be used (None: all of `opmatrix.laws`), and names of laws that may not
@@ -192,6 +196,7 @@ def optimize(
         check_output(output)
         check_measure(measure)
         asked = goals(keep, error, pairs, drop, text, corpus_files(corpus, queries, judgements))
+        remove = kinds_removed(remove, uniform)
         check_removal(remove, calibrate)
         error, asked = asked[0].threshold, loosened(asked, keep) if remove and error is None else asked
         laws, left_out = admit_laws(without(EXACT_LAWS if laws is None else laws, leave_out))
@@ -209,7 +214,7 @@ def optimize(
             operator, workload, machine, laws, meta, approximations, number_type
         ).leave_out_failing()
     opened.attempts.failed += [*left_out, *failed]
-    return pursue(opened, Request(asked, error, memory, remove, calibrate, rounds, measure), report)
+    return pursue(opened, Request(asked, error, memory, remove, calibrate, rounds, measure, uniform), report)
 
 
 def check_measure(measure: str) -> None:
@@ -234,7 +239,8 @@ def pursue(opened: Opened, request: Request, report: Report) -> Result:
         variants: Sequence[Variant] = ()
         if request.remove:
             with report.phase("remove") as progress:
-                variants = pruning_of(searched).variants(quality, request.remove, request.calibrate, progress)
+                smaller = pruning_of(searched)
+                variants = smaller.variants(quality, request.remove, request.calibrate, progress, request.uniform)
         with report.phase("approximate") as progress:
             proposed = propose_approximations(searched, request.error, progress, report.say, variants, request.measure)
             if request.remove:

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 from formats.core.errors import InputError
 from formats.disk.files import parse_json, reason, shown, writable
+from opmatrix.exports.cached_graph import read_cached
 from opmatrix.exports.fx_module import check_torch, export_program
 from opmatrix.exports.graph import SymbolicArray
 from opmatrix.exports.onnx_file import OUTSIDE, check_onnx, make_onnx, write_weights
@@ -19,25 +20,31 @@ from opmatrix.exports.runtimes import ONNX_ENDING, TORCH_ENDING
 from opmatrix.runtime.program import Program
 
 ExportOrigin = Mapping[str, object]
+MOST_TOLD = 6  # inputs or outputs that are described
 NO_ORIGIN: ExportOrigin = MappingProxyType({})
+CACHES = "caches"  # the entry of an origin that says that a file has caches
 ORIGIN = "opmatrix"  # the entry of a file's metadata: the program that it was made of, and its measurement, in JSON
 
 
-def export_files(program: Program, onnx: Path | None, torch: Path | None) -> str:
-    """Write a program as an ONNX file, as a file of torch.export, or both; return what was written, in words. Raises
-    InputError for a step that cannot be exported, and as `export_onnx` and `export_torch` do."""
-    read, origin = read_program(program), {"program": program.hash}
+def export_files(program: Program, onnx: Path | None, torch: Path | None, caches: bool = False) -> str:
+    """Write a program as an ONNX file, as a file of torch.export, or both, over caches or not; return what was written,
+    in words. Raises InputError for a step that cannot be exported, and as `export_onnx` and `export_torch` do."""
+    read, origin = read_cached(program) if caches else read_program(program), name_origin(program, caches)
     return describe_files(
         read,
         [*(export_onnx(read, onnx, origin) if onnx else ()), *(export_torch(read, torch, origin) if torch else ())],
     )
 
 
+def name_origin(program: Program, caches: bool) -> ExportOrigin:
+    """Return the origin of a file: the digest of its program, and whether it has caches."""
+    return {"program": program.hash, **({CACHES: True} if caches else {})}
+
+
 def describe_files(read: ProgramGraph, written: Sequence[Path]) -> str:
     """Return files of an export in words: sizes, inputs, outputs, and what became of its weights."""
     lines = [f"{place}, {place.stat().st_size / 1e6:,.1f} MB" for place in written]
-    lines += [f"inputs   {', '.join(map(describe_value, read.inputs.items()))}"]
-    lines += [f"outputs  {', '.join(map(describe_value, read.outputs.items()))}"]
+    lines += [f"inputs   {describe_values(read.inputs)}", f"outputs  {describe_values(read.outputs)}"]
     for counts, word, told in (
         (read.multiplied, "integers", "{} are multiplied as integers, rows rounded as the program rounds them"),
         (read.stored, "stored", "{} are stored as they are: a runtime widens them, or rounds rows its own way"),
@@ -48,6 +55,12 @@ def describe_files(read: ProgramGraph, written: Sequence[Path]) -> str:
             formats = ", ".join(f"{name} x{count}" for name, count in counts.items())
             lines += [f"{word:8} {told.format(formats)}"]
     return "\n".join(lines)
+
+
+def describe_values(values: Mapping[str, SymbolicArray]) -> str:
+    """Return inputs or outputs in words; of many the first ones and the last."""
+    words = [describe_value(entry) for entry in values.items()]
+    return ", ".join(words if len(words) <= MOST_TOLD else [*words[: MOST_TOLD - 2], "…", words[-1]])
 
 
 def describe_value(entry: tuple[str, SymbolicArray]) -> str:

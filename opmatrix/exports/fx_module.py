@@ -11,7 +11,8 @@ import numpy as np
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.signature import FLOAT, INTEGER
 from opmatrix.algebra.term import Operator
-from opmatrix.exports.graph import BATCH, BOOL, LENGTH, ArrayGraph, ArrayNode
+from opmatrix.exports.cached_graph import read_cached
+from opmatrix.exports.graph import BATCH, BOOL, LENGTH, PAST, TOTAL, ArrayGraph, ArrayNode
 from opmatrix.exports.operator_graph import read_operator
 from opmatrix.exports.program_graph import ProgramGraph, live_nodes, read_program
 from opmatrix.runtime.declarations.padded import Padded
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 TorchFunction = Callable[..., Padded]
 CARRIED = "opmatrix"  # the entry of a module's meta with what it was made of
-SAMPLE = {BATCH: 2, LENGTH: 8}  # sizes of the batch that torch.export traces with
+SAMPLE = {BATCH: 2, LENGTH: 8, PAST: 5, TOTAL: 13}  # open sizes of the batch that torch.export traces with
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,18 @@ class ModuleSource:
         return self
 
 
-def to_torch(program: "Program | Operator") -> "torch.fx.GraphModule":
+def to_torch(program: "Program | Operator", caches: bool = False) -> "torch.fx.GraphModule":
     """Return a program, or an operator on tokens, as a module of torch: (input_ids, attention_mask[, token_type_ids]),
     int64 (batch, length), to its output, or a dictionary of several. The mask is 0 where there is padding, on either
     side. Weights are parameters in float32, whatever format they are stored in, and rows are not rounded. An array that
-    an operator reads twice, as a tied head does, is one parameter. `from_torch` reads the numbers back. Raises
-    InputError for a step that torch cannot compute, and without torch."""
-    return make_module(read_operator(program) if isinstance(program, Operator) else read_program(program), program)
+    an operator reads twice, as a tied head does, is one parameter. `from_torch` reads the numbers back. With
+    `caches`, a language model takes new rows, the mask of all rows, and caches (opmatrix/exports/cached_graph.py).
+    Raises InputError for a step that torch cannot compute, and without torch."""
+    if isinstance(program, Operator):
+        if caches:
+            raise InputError("to_torch: caches are those of programs: search one, or leave caches=True out")
+        return make_module(read_operator(program), program)
+    return make_module(read_cached(program) if caches else read_program(program), program)
 
 
 def check_torch() -> None:
@@ -63,7 +69,7 @@ def make_module(read: ProgramGraph, source: "Program | Operator | None" = None) 
     root, graph, attributes = torch.nn.Module(), torch.fx.Graph(), dict[str, str]()
     operations, values = torch_operations(torch), dict[int, Padded]()
     for name, symbol in read.inputs.items():
-        values[symbol.number] = graph.placeholder(name)
+        values[symbol.number] = graph.placeholder(as_identifier(name))
     for number in sorted(live_nodes(read.graph, read.outputs) - values.keys()):
         node = read.graph.nodes[number]
         if node.operation == "constant":
@@ -81,10 +87,15 @@ def make_module(read: ProgramGraph, source: "Program | Operator | None" = None) 
     return module
 
 
+def as_identifier(name: str) -> str:
+    """Return a name with underscores for what no identifier has."""
+    return "".join(letter if letter.isalnum() else "_" for letter in name)
+
+
 def register(torch: ModuleType, root: Padded, graph: ArrayGraph, name: str) -> str:
     """Store a constant in a module: a weight of a program as a parameter, any other as a buffer. Return its attribute:
     its name as an identifier that the module has not."""
-    attribute = "".join(letter if letter.isalnum() else "_" for letter in name)
+    attribute = as_identifier(name)
     while hasattr(root, attribute) or not attribute.isidentifier():
         attribute = f"_{attribute}"
     tensor = torch.from_numpy(np.array(graph.constants[name]))
@@ -178,6 +189,7 @@ def torch_operations(torch: ModuleType) -> dict[str, TorchOperation]:
         "take": take,
         "take_columns": lambda call, x, at: call(torch.gather, x, -1, at),
         "take_places": lambda call, x, at: call(pick_rows, x, at),
+        "take_newest": lambda call, x, new: call(pick_newest, x, new),
         "cumsum": lambda call, x: call(torch.cumsum, x, call.node.attributes[0]),
         "cast": lambda call, x: call.method("to", x, types[call.node.dtype]),
         "pad": pad,
@@ -228,6 +240,12 @@ def pick_rows(x: Padded, at: Padded) -> Padded:
     return x[at.new_ones(at.shape[0]).cumsum(0) - 1, at]
 
 
+def pick_newest(x: Padded, new: Padded) -> Padded:
+    """Return the last places of each row, as many as there are new ones. A range would be traced for texts with rows
+    before them alone."""
+    return x.gather(1, new.new_ones(new.shape).cumsum(1) + (x.shape[1] - new.shape[1] - 1))
+
+
 def mark_largest(x: Padded, k: int) -> Padded:
     """Return a mask of the k largest of each row; of equal numbers the first."""
     order = x.argsort(dim=-1, descending=True, stable=True)
@@ -238,21 +256,30 @@ def mark_largest(x: Padded, k: int) -> Padded:
 
 
 def sample_inputs(read: ProgramGraph) -> Sequence[Padded]:
-    """Return the batch that torch.export traces with: of all inputs, those of token types as zeros."""
+    """Return the batch that torch.export traces with: ones in the mask, zeros in all other inputs."""
     import torch
 
-    sizes = SAMPLE[BATCH], SAMPLE[LENGTH]
-    ones = torch.ones(sizes, dtype=torch.int64)
-    return [ones if name.endswith("mask") else 0 * ones for name in read.inputs]
+    types = {FLOAT: torch.float32, INTEGER: torch.int64}
+    return [
+        torch.full(
+            [SAMPLE[size] if isinstance(size, str) else size for size in x.shape],
+            int(name.endswith("mask")),
+            dtype=types[x.dtype],
+        )
+        for name, x in read.inputs.items()
+    ]
 
 
 def export_program(read: ProgramGraph, file: str, beside: Mapping[str, str]) -> None:
-    """Write the program as torch.export does, for any batch and any length, with texts beside it. Raises InputError
-    without torch."""
+    """Write the program as torch.export does, for any open sizes, with texts beside it. Raises InputError without
+    torch."""
     module = make_module(read)
     import torch
 
-    dims = {0: torch.export.Dim(BATCH), 1: torch.export.Dim(LENGTH)}
-    sizes = dict.fromkeys(read.inputs, dims)
+    dims = {size: torch.export.Dim(size) for size in SAMPLE}
+    sizes = {
+        as_identifier(name): {axis: dims[size] for axis, size in enumerate(x.shape) if isinstance(size, str)}
+        for name, x in read.inputs.items()
+    }
     exported = torch.export.export(module, tuple(sample_inputs(read)), dynamic_shapes=sizes)
     torch.export.save(exported, file, extra_files=dict(beside))

@@ -2,8 +2,8 @@
 
 Symbolic arrays take part in functions and methods of numpy by its protocols for other arrays (NEP 13, NEP 18), so a
 meaning that is written for numbers is recorded as it is. Equal nodes are one node. There are three number types, and
-the operands of a node have one, but for stored weights of fewer bits; sizes are numbers, or the names of the two sizes
-that are open."""
+the operands of a node have one, but for stored weights of fewer bits; sizes are numbers, or the names of sizes that are
+open."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -17,6 +17,7 @@ from opmatrix.algebra.data import Numeric
 from opmatrix.runtime.declarations.padded import Padded, Unpadded
 
 BATCH, LENGTH = "batch", "length"
+PAST, TOTAL = "past", "total"  # rows of caches before new ones, and with them
 BOOL = "bool"
 INT8_NUMBERS, INT4_NUMBERS, UINT8_NUMBERS = (
     "int8",
@@ -68,9 +69,9 @@ class ArrayGraph:
             self.nodes.append(node)
         return SymbolicArray(self, self.numbers[node])
 
-    def enter(self, name: str) -> "SymbolicArray":
-        """Add an input of whole numbers, (batch, length)."""
-        return self.add("input", (), (name,), OPEN, INTEGER)
+    def enter(self, name: str, shape: AxisSizes = OPEN, dtype: str = INTEGER) -> "SymbolicArray":
+        """Add an input, by default of whole numbers, (batch, length)."""
+        return self.add("input", (), (name,), shape, dtype)
 
     def name(self, array: Numeric, name: str = "") -> str:
         """Name a constant array, unless it has a name; return its name. The same array in memory is one constant, and
@@ -337,6 +338,9 @@ def record_transposition(x: SymbolicArray, order: Sequence[int]) -> SymbolicArra
     order = [axis % x.ndim for axis in order]
     if order == sorted(order):
         return x
+    if x.node.operation == "transpose":  # of a transposition
+        [before] = x.node.attributes
+        return record_transposition(SymbolicArray(x.graph, x.node.operands[0]), [before[axis] for axis in order])
     return x.graph.add("transpose", [x], [tuple(order)], tuple(x.shape[axis] for axis in order), x.dtype)
 
 
@@ -388,14 +392,23 @@ def record_moved_axis(graph: ArrayGraph, x: SymbolicArray, source: int, target: 
 
 
 def record_concatenation(graph: ArrayGraph, parts: Sequence[Padded], axis: int = 0) -> SymbolicArray:
-    """Record arrays behind one another along an axis of known sizes."""
+    """Record arrays behind one another along an axis of known sizes, or new rows behind those of a cache."""
     symbols = in_one_type(*(as_symbol(graph, part) for part in parts))
     axis %= symbols[0].ndim
     rest = spread_sizes(*((*x.shape[:axis], 1, *x.shape[axis + 1 :]) for x in symbols))
-    shape = (*rest[:axis], sum(int(x.shape[axis]) for x in symbols), *rest[axis + 1 :])
+    shape = (*rest[:axis], join_sizes(*(x.shape[axis] for x in symbols)), *rest[axis + 1 :])
     if any(x.shape[:axis] != rest[:axis] for x in symbols):
         raise Unpadded("it joins arrays of different sizes")
     return graph.add("concat", symbols, [axis], shape, symbols[0].dtype)
+
+
+def join_sizes(*sizes: AxisSize) -> AxisSize:
+    """Return the size of axes behind one another. Raises Unpadded for open ones that have no name together."""
+    if sizes == (PAST, LENGTH):
+        return TOTAL
+    if not all(isinstance(size, int) for size in sizes):
+        raise Unpadded(f"it joins axes of {' and '.join(map(str, sizes))}")
+    return sum(map(int, sizes))
 
 
 def record_where(graph: ArrayGraph, condition: Padded, x: Padded, y: Padded) -> SymbolicArray:
@@ -526,6 +539,11 @@ def record_row_of_each(x: SymbolicArray, at: SymbolicArray) -> SymbolicArray:
     return x.graph.add("take_places", [x, at], [], (x.shape[0], *x.shape[2:]), x.dtype)
 
 
+def record_newest(x: SymbolicArray, new: SymbolicArray) -> SymbolicArray:
+    """Record `take_newest`."""
+    return x.graph.add("take_newest", [x, new], [], (x.shape[0], new.shape[1]), x.dtype)
+
+
 def record_columns(x: SymbolicArray, places: SymbolicArray) -> SymbolicArray:
     """Record `take_columns`."""
     at: SymbolicArray = places + np.zeros((1, int(x.shape[1]), 1, 1), np.int64)
@@ -542,4 +560,5 @@ RECORDED: Mapping[str, RecordFunction] = {
     "take_rows": record_rows,
     "take_places": record_row_of_each,
     "take_columns": record_columns,
+    "take_newest": record_newest,
 }

@@ -124,6 +124,12 @@ def write_places(write: Writer, node: ArrayNode, x: str, at: str) -> str:
     return write("GatherND", x, write("Unsqueeze", at, write.numbers([1])), batch_dims=1)
 
 
+def write_newest(write: Writer, node: ArrayNode, x: str, new: str) -> str:
+    """Write the last places of each row, as many as there are new ones."""
+    count = write("Shape", new, start=1, end=2)
+    return write("Slice", x, write("Neg", count), write.numbers([np.iinfo(np.int64).max]), write.numbers([1]))
+
+
 def write_slice(write: Writer, node: ArrayNode, x: str) -> str:
     """Write a range of an axis."""
     axis, start, stop, step = node.attributes
@@ -191,6 +197,7 @@ WRITERS: dict[str, OnnxOperation] = {
     "transpose": lambda write, node, x: write("Transpose", x, perm=node.attributes[0]),
     "take": lambda write, node, x, at: write("Gather", x, at, axis=node.attributes[0]),
     "take_places": write_places,
+    "take_newest": write_newest,
     "take_columns": lambda write, node, x, at: write("GatherElements", x, at, axis=-1),
     "cumsum": lambda write, node, x: write("CumSum", x, write.numbers(node.attributes[0])),
     "argmax": write_argmax,

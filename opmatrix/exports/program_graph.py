@@ -1,7 +1,7 @@
 """A program as a graph: every step read at padded values, constants as its weights store them."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -121,8 +121,22 @@ def read_program(program: Program, spelling: WeightSpelling = WIDENED) -> Progra
     constants, inputs = GraphConstants(program, graph, spelling), {name: graph.enter(name) for name in (IDS, MASK)}
     kinds = graph.enter(TYPE_IDS)
     batch = PaddedBatch(inputs[IDS], inputs[MASK] != 0, kinds)
-    values: list[Padded] = []
-    for step, call in zip(program.steps, program.schedule.calls, strict=True):
+    values = read_steps(program, constants, batch, [])
+    outputs = name_outputs(program, [values[at] for at in program.schedule.results])
+    if depends_on(graph, outputs, kinds):
+        inputs[TYPE_IDS] = kinds
+    return ProgramGraph(
+        graph, inputs, outputs, constants.widened, constants.narrow, constants.stored, constants.multiplied
+    )
+
+
+def read_steps(
+    program: Program, constants: GraphConstants, batch: PaddedBatch, entered: Sequence[Padded]
+) -> list[Padded]:
+    """Return the values of a program: its inputs, which have entered a graph, then the result of each step. Raises
+    InputError, which names the step, for one without a reading."""
+    values = [*entered]
+    for step, call in zip(program.steps, program.schedule.calls[program.schedule.first :], strict=True):
         try:
             values.append(read_step(call, values, constants, batch))
         except Unpadded as error:
@@ -130,12 +144,7 @@ def read_program(program: Program, spelling: WeightSpelling = WIDENED) -> Progra
         except STEP_FAULTS as error:
             fault = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise InputError(f"step {step.output} = {step.kernel}: no graph can record it: {fault}") from error
-    outputs = name_outputs(program, [values[at] for at in program.schedule.results])
-    if depends_on(graph, outputs, kinds):
-        inputs[TYPE_IDS] = kinds
-    return ProgramGraph(
-        graph, inputs, outputs, constants.widened, constants.narrow, constants.stored, constants.multiplied
-    )
+    return values
 
 
 def read_step(call: Call, values: list[Padded], constants: GraphConstants, batch: PaddedBatch) -> Padded:
@@ -163,11 +172,9 @@ def name_outputs(program: Program, values: list[Padded]) -> dict[str, SymbolicAr
     if len(values) > 1:
         return dict(zip(program.outputs, values, strict=True))
     [value] = values
-    if program.scoring:
+    if program.scoring or speaks(program):
         return {LOGITS: value}
-    if program.pooled:
-        return {SENTENCE_ROW: value}
-    return {LOGITS if speaks(program) else TOKEN_ROWS: value}
+    return {SENTENCE_ROW if program.pooled else TOKEN_ROWS: value}
 
 
 def depends_on(graph: ArrayGraph, outputs: Mapping[str, SymbolicArray], entered: SymbolicArray) -> bool:

@@ -7,18 +7,21 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Numeric
+from opmatrix.exports.fx_module import as_identifier
 from opmatrix.exports.program_graph import IDS, MASK
 from opmatrix.exports.spelled_weights import INTEGERS, NARROW_SPELLING, STORED_SPELLING, WIDENED, WeightSpelling
 from opmatrix.runtime.declarations.padded import Padded
 
 ExportFeed = Mapping[str, Numeric]
-Run = Callable[[ExportFeed], Numeric]  # inputs by name, to the first output
+Run = Callable[[ExportFeed], Sequence[Numeric]]  # inputs by name, to the outputs
+NO_CACHES: ExportFeed = MappingProxyType({})
 ONNX_ENDING, TORCH_ENDING = ".onnx", ".pt2"
 PRODUCT_OPERATORS = frozenset({"MatMul", "Gemm", "FusedMatMul", "MatMulInteger", "MatMulIntegerToFloat", "MatMulNBits"})
 
@@ -46,7 +49,7 @@ class Runtime(NamedTuple):
 def open_onnxruntime(file: Path, threads: int, profile: str = "") -> Run:
     """Open an ONNX file in ONNX Runtime's CPU provider; `profile` begins the name of a file of times."""
     session = onnx_session(file, threads, profile)
-    return lambda feed: session.run(None, dict(feed))[0]
+    return lambda feed: session.run(None, dict(feed))
 
 
 def onnx_session(model: Path | bytes, threads: int, profile: str = "") -> Padded:
@@ -84,7 +87,7 @@ def compile_openvino(file: Path, threads: int) -> Padded:
 def open_openvino(file: Path, threads: int) -> Run:
     """Open an ONNX file in OpenVINO."""
     compiled = compile_openvino(file, threads)
-    return lambda feed: np.array(next(iter(compiled(dict(feed)).values())))
+    return lambda feed: [np.array(output) for output in compiled(dict(feed)).values()]
 
 
 def openvino_products(file: Path, threads: int, feed: ExportFeed) -> dict[str, int]:
@@ -110,12 +113,12 @@ def open_torch(file: Path, threads: int) -> Run:
     exported = torch.export.load(str(file))
     module, names = exported.module(), exported.graph_signature.user_inputs
 
-    def run(feed: ExportFeed) -> Numeric:
+    def run(feed: ExportFeed) -> list[Numeric]:
         """Run the module."""
+        tensors = {as_identifier(name): torch.from_numpy(array) for name, array in feed.items()}
         with torch.no_grad():
-            result = module(*(torch.from_numpy(feed[name]) for name in names))
-        first = next(iter(result.values())) if isinstance(result, dict) else result
-        return np.asarray(first.numpy())
+            result = module(*map(tensors.__getitem__, names))
+        return [np.asarray(x.numpy()) for x in (result.values() if isinstance(result, dict) else [result])]
 
     return run
 
@@ -168,6 +171,7 @@ def pad_rows(rows: Sequence[Sequence[int]]) -> tuple[Numeric, Numeric]:
     return ids, mask
 
 
-def make_feed(names: "list[str]", ids: Numeric, mask: Numeric) -> dict[str, Numeric]:
-    """Return the inputs of an export by name: token ids, their mask, token types 0."""
-    return {name: {IDS: ids, MASK: mask}.get(name, np.zeros_like(ids)) for name in names}
+def make_feed(names: Sequence[str], ids: Numeric, mask: Numeric, caches: ExportFeed = NO_CACHES) -> dict[str, Numeric]:
+    """Return the inputs of an export by name: token ids, their mask, token types 0, caches."""
+    given = {IDS: ids, MASK: mask, **caches}
+    return {name: given[name] if name in given else np.zeros_like(ids) for name in names}

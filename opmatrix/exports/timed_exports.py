@@ -13,6 +13,7 @@ from typing import IO, NamedTuple
 from formats.core.errors import InputError
 from formats.disk.files import shown
 from formats.disk.own_python import child_of_module
+from opmatrix.exports.cached_graph import ExportedCache
 from opmatrix.exports.runtimes import Runtime
 
 PROCESS = "opmatrix.exports.timed_process"
@@ -21,12 +22,14 @@ TIMED_ROUNDS = 15
 
 @dataclass(frozen=True)
 class TimingJob:
-    """Work that each file is timed at: batches (sentences, tokens) of ids below `words`, given to these inputs."""
+    """Work that each file is timed at: batches (sentences, tokens) of ids below `words`, given to these inputs; of a
+    file with caches a step of one token behind so many."""
 
     shapes: Sequence[tuple[int, int]]
     words: int
     inputs: Sequence[str]
     threads: int
+    caches: Sequence[ExportedCache] = ()
 
 
 class TimedExport(NamedTuple):

@@ -9,6 +9,7 @@ are left: units that are there twice go for nothing, which only a measurement fi
 add up, so the choice of pairs is a small 0/1 program."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from math import prod
 from typing import NamedTuple, cast
 
@@ -158,11 +159,17 @@ def count_numbers(term: Operator) -> int:
 def levels(found: Sequence[Curve], what: Sequence[str], shares: Sequence[float] = ()) -> list[Level]:
     """Return the levels at which these shares of all removable numbers are removed, each at the least cost. Raises
     InputError where no number can be removed."""
-    most = sum(curve.losses[-1].gone for curve in found)
-    if not most:
-        raise InputError(f"--remove {','.join(what)}: the model has none to remove: leave the option out")
+    most = check_removable(found, what)
     solved = (cheapest_level(found, share * most) for share in shares or SHARES)
     return [*dict.fromkeys(solved)]
+
+
+def check_removable(every_curve: Sequence[Curve], what: Sequence[str]) -> int:
+    """Return the most numbers that can be removed. Raises InputError where there are none."""
+    most = sum(curve.losses[-1].gone for curve in every_curve)
+    if not most:
+        raise InputError(f"--remove {','.join(what)}: the model has none to remove: leave the option out")
+    return most
 
 
 def cheapest_level(found: Sequence[Curve], least: float) -> Level:
@@ -178,8 +185,41 @@ def cheapest_level(found: Sequence[Curve], least: float) -> Level:
         integrality=np.ones(len(every)),
         bounds=Bounds(0, 1),
     )
-    lefts = [loss.left for (_, loss), taken in zip(every, result.x, strict=True) if taken > 0.5]
-    units, heads = (share_gone(found, lefts, what) for what in WHAT)
+    return level_of(found, [loss.left for (_, loss), taken in zip(every, result.x, strict=True) if taken > 0.5])
+
+
+def uniform_levels(every_curve: Sequence[Curve], what: Sequence[str], shares: Sequence[float] = ()) -> list[Level]:
+    """Return the levels of one size for all layers at which these shares of all removable numbers, at least, are
+    removed, each at the least cost: layers keep as many units, and as many heads. Raises InputError where no number can
+    be removed, or layers have no size in common."""
+    most = check_removable(every_curve, what)
+    kinds = [*dict.fromkeys(curve.what for curve in every_curve)]
+    sizes = product(*(common_sizes(every_curve, kind) for kind in kinds))
+    every = [take_sizes(every_curve, dict(zip(kinds, lefts, strict=True))) for lefts in sizes]
+    solved = list[Sequence[Loss]]()
+    for share in shares or SHARES:
+        enough = [losses for losses in every if sum(loss.gone for loss in losses) >= max(1, share * most)]
+        if enough:
+            solved.append(min(enough, key=lambda losses: sum(loss.error for loss in losses)))
+    if not solved:
+        raise InputError(f"--uniform: layers have no smaller number of {' and '.join(what)} in common: leave it out")
+    return [*dict.fromkeys(level_of(every_curve, [loss.left for loss in losses]) for losses in solved)]
+
+
+def common_sizes(every_curve: Sequence[Curve], what: str) -> list[int]:
+    """Return the numbers of groups that each curve of a kind has a loss for."""
+    sizes = [{loss.left for loss in curve.losses} for curve in every_curve if curve.what == what]
+    return sorted(set[int].intersection(*sizes))
+
+
+def take_sizes(every_curve: Sequence[Curve], sizes: Mapping[str, int]) -> list[Loss]:
+    """Return the loss of each curve with the number of groups of its kind."""
+    return [next(loss for loss in curve.losses if loss.left == sizes[curve.what]) for curve in every_curve]
+
+
+def level_of(every_curve: Sequence[Curve], lefts: Sequence[int]) -> Level:
+    """Return the level that leaves so many groups of each curve."""
+    units, heads = (share_gone(every_curve, lefts, what) for what in WHAT)
     return Level(units, heads, tuple(lefts))
 
 

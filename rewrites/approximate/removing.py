@@ -177,6 +177,12 @@ def check_removal(what: Sequence[str], file: object) -> None:
         raise InputError(f"--calibrate {file}: it is used with --remove only: give that, too")
 
 
+def kinds_removed(what: Sequence[str], uniform: bool) -> Sequence[str]:
+    """Return the kinds of removal that are tried: of one size for all layers hidden units, unless others are asked
+    for."""
+    return what or ((UNITS,) if uniform else ())
+
+
 def every_coupled(model: Operator) -> list[CoupledWeights]:
     """Return the coupled weights of a whole model, in order."""
     return [pair for factor in factors(model) for pair in coupled_weights(factor)]

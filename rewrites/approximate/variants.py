@@ -18,7 +18,7 @@ from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
 from opmatrix.runtime.program import Program
 from rewrites.approximate.error_levels import OBJECTIVES, TRUST, Front, count_methods, describe_methods
-from rewrites.approximate.losses import SHARES, Curve, count_trials, curves, levels
+from rewrites.approximate.losses import SHARES, Curve, count_trials, curves, levels, uniform_levels
 from rewrites.approximate.proposals import Choices
 from rewrites.approximate.removing import Level, Removed, every_coupled, remove_groups
 from rewrites.approximate.trials import sample
@@ -148,9 +148,11 @@ class Pruning:
     meta: dict[str, object]
     attempts: Attempts = field(default_factory=Attempts)
 
-    def variants(self, quality: Quality, what: Sequence[str], file: str | Path | None, progress: Tell) -> list[Variant]:
-        """Return smaller models, reduced where it costs least, fitted to a file or to the lines that methods are fitted
-        to, if their exact programs keep the quality."""
+    def variants(
+        self, quality: Quality, what: Sequence[str], file: str | Path | None, progress: Tell, uniform: bool = False
+    ) -> list[Variant]:
+        """Return smaller models, reduced where it costs least, or by one size for all layers, fitted to a file or to
+        the lines that methods are fitted to, if their exact programs keep the quality."""
         batch, choose = self.workload.fit, self.workload.choose
         if file is not None:
             batch = calibration(file, self.exact.tokenizer, self.workload, quality.texts, self.exact.scoring)
@@ -158,7 +160,8 @@ class Pruning:
         for curve in curves(self.model, what, batch, sample(self.exact, choose, count_trials(self.model))):
             losses.append(curve)
             progress(len(losses), all_steps)
-        for done, level in enumerate(levels(losses, what), len(losses) + 1):
+        chosen = (uniform_levels if uniform else levels)(losses, what)
+        for done, level in enumerate(chosen, len(losses) + 1):
             with self.attempts.leave_out(f"the smaller model {level}"):
                 variant = self.prune(level, batch)
                 if quality.kept(variant.program, variant.off):

@@ -65,6 +65,7 @@ def optimize(
     drop: options.Drop = None,
     remove: options.Remove = "",
     calibrate: options.Lines = None,
+    uniform: options.Uniform = False,
     measure: options.MeasuredErrors = "near",
     output: options.Output = "pooled",
     adapter: options.AdapterPlace = None,
@@ -134,6 +135,7 @@ def optimize(
             adapter=adapter,
             remove=tuple(filter(None, remove.split(","))),
             calibrate=calibrate,
+            uniform=uniform,
             leave_out=tuple(without or ()),
             laws=(*EXACT_LAWS, *declared.laws),
             approximations=declared.approximations,
@@ -290,11 +292,14 @@ def export_program(
         ),
     ] = None,
     at: Annotated[str, typer.Option("--at", help="sentences x tokens that --for times")] = "1x128",
+    caches: Annotated[
+        bool, typer.Option("--caches", help="of a language model: keys and values as inputs and outputs")
+    ] = False,
     own: options.OwnThings = None,
 ) -> None:
     """Write a saved program for other runtimes: token ids and a mask of any batch and length in, sentence embeddings,
     rows or logits out, in float32; or as a checkpoint again. `--for` spells whole numbers for a runtime, times the
-    programs of the front there, and keeps the fastest."""
+    programs of the front there, and keeps the fastest. `--caches` writes one graph for prompts and for steps."""
     from opmatrix.exports.checkpoints.gguf_file import export_gguf
     from opmatrix.exports.checkpoints.plain_files import export_plain
     from opmatrix.exports.exported_files import check_place, export_files
@@ -306,15 +311,17 @@ def export_program(
         raise InputError(
             "export: there is nothing to write: give --onnx FILE, --torch FILE, --hf DIR, --gguf FILE, or several"
         )
+    if caches and not (onnx or torch):
+        raise InputError("export: --caches is for --onnx FILE and --torch FILE: a checkpoint has no caches")
     possible(targets, directory, own)
     if runtime:
         from rewrites.metrics.targets import export_for, parse_shapes
 
-        say(export_for(directory, runtime, onnx, torch, parse_shapes(at), own))
+        say(export_for(directory, runtime, onnx, torch, parse_shapes(at), own, caches))
         return
     program = Program.load(directory, laws=own)
     if onnx or torch:
-        say(export_files(program, onnx, torch))
+        say(export_files(program, onnx, torch, caches))
     if hf:
         say(export_plain(program, hf))
     if gguf:

@@ -194,6 +194,9 @@ Remove = Annotated[
         metavar="units,heads", help="also try models with fewer hidden units, fewer heads, or both; nothing is trained"
     ),
 ]
+Uniform = Annotated[
+    bool, typer.Option("--uniform", help="as many hidden units (and heads) in each layer, as `export --hf` needs them")
+]
 Lines = Annotated[
     Path | None,
     typer.Option(help="a file of lines, without scores, to fit the remaining weights to; by default lines of --text"),

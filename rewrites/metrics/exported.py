@@ -1,5 +1,6 @@
 """Exported files beside their program: the checks of `opmatrix verify FILE`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +11,8 @@ from formats.disk.files import shown
 from formats.host.threads import threads
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Numeric
-from opmatrix.exports.exported_files import read_origin
+from opmatrix.exports.cached_graph import ExportedCache, find_caches, read_cached
+from opmatrix.exports.exported_files import CACHES, read_origin
 from opmatrix.exports.program_graph import ProgramGraph, read_program
 from opmatrix.exports.runtimes import RUNTIMES, Run, Runtime, make_feed, pad_rows, runtime_of
 from opmatrix.files.loading import list_points
@@ -22,6 +24,7 @@ from rewrites.metrics.check_table import CLAIMED, Check, judged
 TEXTS_COMPARED = 12  # texts of a comparison, one token among them
 LONGEST_DRAWN = 64  # tokens of a text of a program without a tokenizer
 FLOAT32_ERROR = 1e-5  # largest relative difference of an export in float32
+STEPPED = 8  # tokens behind a prompt that a comparison of an export with caches steps over
 ROUNDINGS = 3.0  # times that an export with rounded rows may differ as the program's own float32 run does
 
 
@@ -65,9 +68,34 @@ def split_of(batch: Batch) -> tuple[Numeric, Numeric]:
 def run_rows(run: Run, inputs: list[str], rows: list[list[int]]) -> list[Numeric]:
     """Return the output of an export for each text, without padding."""
     ids, mask = pad_rows(rows)
-    output = run(make_feed(inputs, ids, mask))
+    output = run(make_feed(inputs, ids, mask))[0]
     by_token = output.ndim > 2
     return [each[: len(row)] if by_token else each[None] for each, row in zip(output, rows, strict=True)]
+
+
+def step_rows(run: Run, inputs: list[str], rows: list[list[int]], caches: Sequence[ExportedCache]) -> list[Numeric]:
+    """Return the output of an export with caches for each text: of a prompt, padded before it, then token by token over
+    the caches that it left. A text that has ended is followed by padding."""
+    prompts = [row[: max(1, len(row) - STEPPED)] for row in rows]
+    longest = max(map(len, prompts))
+    valid = np.zeros((len(rows), longest + STEPPED), bool)
+    for row, prompt, filled in zip(rows, prompts, valid, strict=True):
+        begins = longest - len(prompt)
+        filled[begins : begins + len(row)] = True
+    ids = np.zeros(valid.shape, np.int64)
+    ids[valid] = np.concatenate(rows)
+    held = {cache.past: cache.zeros(len(rows)) for cache in caches}
+    parts, begun = list[Numeric](), 0
+    for end in range(longest, longest + STEPPED + 1):
+        mask = valid[:, :end].astype(np.int64)
+        output, *present = run(make_feed(inputs, ids[:, begun:end], mask, held))
+        held = {cache.past: rows for cache, rows in zip(caches, present, strict=True)}
+        parts.append(output)
+        begun = end
+    if parts[0].ndim > 2:
+        return [rows[filled] for rows, filled in zip(np.concatenate(parts, 1), valid, strict=True)]
+    stepped = valid[:, longest:].sum(1)  # an output of one row a text: the row behind its last token
+    return [parts[count][at : at + 1] for at, count in enumerate(stepped)]
 
 
 def rounding_of(read: ProgramGraph) -> str:
@@ -76,14 +104,21 @@ def rounding_of(read: ProgramGraph) -> str:
     return BY_RUNTIME if read.stored else BY_PROGRAM if read.multiplied else UNROUNDED
 
 
-def compare_export(run: Run, program: Program, inputs: list[str], rounding: str) -> ComparedExport:
+def compare_export(
+    run: Run, program: Program, inputs: list[str], rounding: str, caches: Sequence[ExportedCache] = ()
+) -> ComparedExport:
     """Compare an export with its program. Without rounded rows it is the program's numbers in float32. With rows that
     are rounded as in the program it may differ from the program's meaning as float32 does that rounds a level to its
     neighbour: by some times what the program's own run differs. Where the runtime rounds, it may differ from the
     nearer of the program's two meanings, with its rounding and without, by no more than these from one another."""
     rows = ragged_rows(program)
-    together = run_rows(run, inputs, rows)
-    alone = [run_rows(run, inputs, [row])[0] for row in rows]
+
+    def compute(rows: list[list[int]]) -> list[Numeric]:
+        """Return the outputs of texts, over caches where the export has them."""
+        return step_rows(run, inputs, rows, caches) if caches else run_rows(run, inputs, rows)
+
+    together = compute(rows)
+    alone = [compute([row])[0] for row in rows]
     wanted = program.exact(rows, rounded=rounding == BY_PROGRAM)
     allowed = FLOAT32_ERROR
     if rounding == BY_PROGRAM:
@@ -119,8 +154,10 @@ def of_export(file: Path, place: Path | None, own: Path | None) -> list[Check]:
     rounding = origin.get("rows", UNROUNDED)
     if rounding not in (UNROUNDED, BY_PROGRAM, BY_RUNTIME):
         return [judged("rows", f"{rounding!r:.40}", f"{UNROUNDED}, {BY_PROGRAM} or {BY_RUNTIME}", False)]
-    inputs = list(read_program(program).inputs)
-    compared = compare_export(runtime.open(file, threads()), program, inputs, str(rounding))
+    over_caches = origin.get(CACHES) is True
+    inputs = list((read_cached if over_caches else read_program)(program).inputs)
+    caches = [*find_caches(program).values()] if over_caches else []
+    compared = compare_export(runtime.open(file, threads()), program, inputs, str(rounding), caches)
     here, there = f"{runtime.name} {runtime.version}", str(origin.get("runtime", ""))
     timed = Check("runtime", here, f"timed in {there}" if there else "not timed", CLAIMED)
     return [judged("program", recorded, "its digest", True), timed, *describe_compared(compared)]

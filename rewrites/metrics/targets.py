@@ -10,7 +10,15 @@ from formats.core.errors import InputError
 from formats.disk.files import read_json, shown
 from formats.host.threads import threads
 from opmatrix.display.tables import table
-from opmatrix.exports.exported_files import describe_files, existing, export_onnx, export_torch, fresh_files
+from opmatrix.exports.cached_graph import ExportedCache, find_caches, read_cached
+from opmatrix.exports.exported_files import (
+    describe_files,
+    existing,
+    export_onnx,
+    export_torch,
+    fresh_files,
+    name_origin,
+)
 from opmatrix.exports.onnx_file import OUTSIDE
 from opmatrix.exports.probed_weights import probing
 from opmatrix.exports.program_graph import ProgramGraph, read_program
@@ -45,11 +53,12 @@ class ReportedPoint(NamedTuple):
 
 @dataclass(frozen=True)
 class ExportCandidate:
-    """A program in one spelling."""
+    """A program in one spelling, and its caches, where it is exported over caches."""
 
     program: Program
     read: ProgramGraph
     spelling: str
+    caches: tuple[ExportedCache, ...] = ()
 
 
 def programs_within(directory: Path, own: Path | None) -> dict[str, Program]:
@@ -81,11 +90,17 @@ def keeps(goal: Goal, point: ReportedPoint, exact: ReportedPoint) -> bool:
 
 
 def export_for(
-    directory: Path, name: str, onnx: Path | None, torch: Path | None, shapes: TimedShapes, own: Path | None
+    directory: Path,
+    name: str,
+    onnx: Path | None,
+    torch: Path | None,
+    shapes: TimedShapes,
+    own: Path | None,
+    caches: bool = False,
 ) -> str:
-    """Write the fastest export of a directory's programs in a runtime; return the table of their times, and what was
-    written. Raises InputError for another runtime, an absent one, a target of another kind, and if no export computes
-    its program."""
+    """Write the fastest export of a directory's programs in a runtime, over caches or not; return the table of their
+    times, and what was written. Raises InputError for another runtime, an absent one, a target of another kind, and if
+    no export computes its program."""
     runtime = runtime_of(name)
     target = target_of(runtime, onnx, torch)
     programs = programs_within(directory, own)
@@ -95,7 +110,7 @@ def export_for(
         candidates = {
             f"{where}, {spelling}": candidate
             for where, program in programs.items()
-            for spelling, candidate in spellings(program, runtime, probed).items()
+            for spelling, candidate in spellings(program, runtime, probed, caches).items()
         }
         files = {
             key: write_export(each, fresh / f"{at}{runtime.ending}", {})
@@ -142,34 +157,37 @@ def target_of(runtime: Runtime, onnx: Path | None, torch: Path | None) -> Path:
     return wanted
 
 
-def spellings(program: Program, runtime: Runtime, probed: WeightSpelling | None) -> dict[str, ExportCandidate]:
+def spellings(
+    program: Program, runtime: Runtime, probed: WeightSpelling | None, over_caches: bool
+) -> dict[str, ExportCandidate]:
     """Return the program in the spellings that differ for it."""
     candidates, known = dict[str, ExportCandidate](), list[object]()
+    caches = tuple(find_caches(program).values()) if over_caches else ()
     for name, spelling in {**runtime.spellings, **({PROBED_NAME: probed} if probed else {})}.items():
-        read = read_program(program, spelling)
+        read = (read_cached if over_caches else read_program)(program, spelling)
         if (ways := (read.widened, read.stored, read.multiplied)) not in known:
             known.append(ways)
-            candidates[name] = ExportCandidate(program, read, name)
+            candidates[name] = ExportCandidate(program, read, name, caches)
     return candidates
 
 
 def write_export(candidate: ExportCandidate, file: Path, origin: Mapping[str, object]) -> Path:
     """Write a candidate; return its file."""
     export = export_onnx if file.suffix == ONNX_ENDING else export_torch
-    named = {"program": candidate.program.hash, "spelling": candidate.spelling, "rows": rounding_of(candidate.read)}
-    export(candidate.read, file, {**named, **origin})
+    named = {"spelling": candidate.spelling, "rows": rounding_of(candidate.read)}
+    export(candidate.read, file, {**name_origin(candidate.program, bool(candidate.caches)), **named, **origin})
     return file
 
 
 def timing_job(candidates: Mapping[str, ExportCandidate], shapes: TimedShapes) -> TimingJob:
     """Return what candidates are timed at. Raises InputError for more tokens than a program has positions."""
     limits = [least_limits(each.program.schedule.calls) for each in candidates.values()]
-    longest = max(tokens for _, tokens in shapes)
+    first = next(iter(candidates.values()))
+    longest = max(tokens for _, tokens in shapes) + bool(first.caches)
     if longest > (most := min(limit.get("positions", longest) for limit in limits)):
         raise InputError(f"--at: {longest} tokens: the model has {most} positions")
     words = min(limit["tokens"] for limit in limits)
-    inputs = list(next(iter(candidates.values())).read.inputs)
-    return TimingJob(shapes, words, inputs, threads())
+    return TimingJob(shapes, words, list(first.read.inputs), threads(), first.caches)
 
 
 def judge_exports(
@@ -188,7 +206,8 @@ def judge_exports(
         if not chosen:
             read = candidates[name].read
             run = runtime.open(files[name], threads())
-            compared = compare_export(run, candidates[name].program, list(read.inputs), rounding_of(read))
+            inputs, caches = list(read.inputs), candidates[name].caches
+            compared = compare_export(run, candidates[name].program, inputs, rounding_of(read), caches)
             off, verdict = f"{compared.error:.1g}", "kept" if compared.agrees else f"beyond {compared.allowed:.1g}"
             chosen = name if compared.agrees else ""
         rows.append([name, f"{timed.milliseconds:.2f}", off, products, verdict])

@@ -15,10 +15,12 @@ from formats.core.errors import InputError
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.extents import counted, patterns
 from opmatrix.algebra.oracles import dense
+from opmatrix.exports.checkpoints.gguf_encoder import ENCODERS
 from opmatrix.exports.checkpoints.gguf_file import ARCHITECTURES, export_gguf
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.gguf import TENSOR_TYPES
 from opmatrix.files.quantised import STORED
+from opmatrix.inference.pooling import Pooling
 from opmatrix.models import FAMILIES
 from rewrites.cli.commands import app
 from rewrites.laws import EXACT_LAWS
@@ -248,7 +250,7 @@ def test_what_a_file_cannot_hold_is_refused_and_nothing_is_written(tmp_path, tok
 
 def test_every_other_family_is_refused_by_name(tmp_path, tokenizer):
     program = program_of(drawn("llama"), tokenizer)
-    for family in FAMILIES.keys() - ARCHITECTURES.keys():
+    for family in FAMILIES.keys() - ARCHITECTURES.keys() - ENCODERS.keys():
         with pytest.raises(InputError, match=rf"--gguf: a program of {family}: only llama, .* are written"):
             export_gguf(program.replace(config={**program.meta["config"], "model_type": family}), tmp_path / "it.gguf")
     with pytest.raises(InputError, match="--gguf: the program gives rows, and a GGUF file of its family scores"):
@@ -264,3 +266,63 @@ def test_the_command_writes_a_file_and_replaces_none(tmp_path, tokenizer):
     assert "2 layers of 4 heads of 12 and 64 hidden units" in done.output and open_model(target).operator()
     again = CliRunner().invoke(app, ["export", str(tmp_path / "program"), "--gguf", str(target)])
     assert again.exit_code and "it exists" in f"{again.output}{again.exception}"
+
+
+# ---- encoders
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, "the", "bank", "##er", "##s", "'"]
+
+
+def word_pieces(**more):
+    """The text of BERT's tokenizer, of a few pieces."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    pieces = [*PIECES, *(f"##{letter}" for letter in LETTERS if f"##{letter}" not in PIECES)]
+    built = Tokenizer(models.WordPiece({piece: at for at, piece in enumerate(pieces)}, unk_token="[UNK]", **more))
+    built.normalizer, built.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    built.add_special_tokens(PIECES[:5])
+    built.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    return built.to_str()
+
+
+def encoder(number="dense", **more):
+    """A pooled program of a BERT, its products stored in a format."""
+    kept = dict(vocab_size=len(PIECES) + 30) | more
+    program = exact_program(drawn("bert", **kept), pooled=True).replace(tokenizer=word_pieces())
+    return program if number == "dense" else stored_as(program, number)
+
+
+@pytest.mark.parametrize("number", ["dense", "half", "q8_0"])
+def test_a_bert_comes_back_with_its_words_and_vectors(tmp_path, number):
+    sizes = dict(hidden_size=64, intermediate_size=96, num_attention_heads=4)
+    program = encoder(number, **sizes)
+    told = export_gguf(program, tmp_path / "it.gguf")
+    assert "2 layers of 4 heads of 16 and 96 hidden units" in told and "off by" in told
+    kinds = {name: kind for name, (kind, _) in tensors(tmp_path / "it.gguf").items()}
+    assert kinds["blk.0.attn_q.weight"] == {"dense": "F32", "half": "F16", "q8_0": "Q8_0"}[number]
+    assert kinds["position_embd.weight"] == kinds["token_types.weight"] == kinds["blk.1.attn_q.bias"] == "F32"
+    read = open_model(tmp_path / "it.gguf")
+    texts = ["the banks", "a banker's bank", "zebra"]
+    batch = read.tokenizer().encode(texts)
+    assert batch.tokens.tolist() == program.tokenizer.encode(texts).tokens.tolist()
+    assert relative(dense(read.operator(True), batch), program.exact(batch, rounded=False)) < 1e-6
+    pooling = read.pooling()
+    assert (pooling.modes, pooling.normalise) == (("mean",), True)
+    fields = gguf.GGUFReader(tmp_path / "it.gguf").fields
+    assert fields["general.architecture"].contents() == "bert"
+    words = fields["tokenizer.ggml.tokens"].contents()
+    assert words[:5] == PIECES[:5] and "\u2581bank" in words and "er" in words
+
+
+def test_encoders_that_no_file_holds_are_refused(tmp_path):
+    program = encoder()
+    for change, complaint in (
+        (dict(tokenizer=None), "the program has no tokenizer"),
+        (dict(tokenizer=word_pieces(max_input_chars_per_word=50)), "divides words of 50 letters"),
+        (dict(pooling=Pooling(normalise=False).described()), "not of length 1"),
+        (dict(pooling=Pooling(("max",)).described()), "pooling by max: GGUF files know mean"),
+    ):
+        with pytest.raises(InputError, match=complaint):
+            export_gguf(program.replace(**change), tmp_path / "it.gguf")
+    assert not [*tmp_path.iterdir()]

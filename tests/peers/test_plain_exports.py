@@ -3,21 +3,25 @@ with the program's numbers; number types, fewer units and layers; and programs t
 
 import json
 import sys
+from dataclasses import replace
 
 import checkpoints
 import numpy as np
 import pytest
 import standin
 from children import ROOT
+from safetensors import safe_open
 from typer.testing import CliRunner
 
 import opmatrix as om
-from formats import FORMATS
+from formats import FORMATS, Dense
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.oracles import dense
 from opmatrix.exports.checkpoints.plain_files import export_plain
 from opmatrix.files.checkpoint import open_model
 from opmatrix.models import FAMILIES
+from opmatrix.runtime.program import Step
 from rewrites.approximate.removing import Level, remove_groups
 from rewrites.cli.commands import app
 from rewrites.laws import EXACT_LAWS
@@ -349,3 +353,49 @@ def test_the_command_writes_a_directory_and_replaces_none(tmp_path, tokenizer):
     assert "2 layers of 4 heads of 12 and 64 hidden units" in done.output and open_model(target).operator(pooled=True)
     again = CliRunner().invoke(app, ["export", str(tmp_path / "program"), "--hf", str(target)])
     assert again.exit_code and "it exists" in f"{again.output}{again.exception}"
+
+
+# ---- low-rank corrections
+
+
+def corrected(program, behind, rank=3):
+    """A program with a thin product beside each product of attention that nothing is added to, added before the product
+    or `behind` it."""
+    rng, steps, constants = np.random.default_rng(0), [], dict(program.constants)
+    attended = {step.operands["x"] for step in program.steps if step.kernel in ("columns", "heads", "rotate")}
+    for at, step in enumerate(program.steps):
+        weight = step.operands.get("weight")
+        if step.output not in attended or weight is None or "residual" in step.operands:
+            steps.append(step)
+            continue
+        n, p = program.constants[weight].shape
+        for name, shape in (("A", (n, rank)), ("B", (rank, p))):
+            constants[f"{name}{at}"] = Dense.pack(rng.normal(size=shape).astype(np.float32) * 0.3)
+        thin = Step("linear", {"x": step.operands["x"], "weight": f"A{at}"}, {}, f"thin{at}")
+        last = {"x": thin.output, "weight": f"B{at}"}
+        if behind:
+            steps += [thin, replace(step, output=f"whole{at}")]
+            steps.append(Step("linear", last | {"residual": f"whole{at}"}, {}, step.output))
+        else:
+            steps += [thin, Step("linear", last, {}, f"added{at}")]
+            steps.append(replace(step, operands={**step.operands, "residual": f"added{at}"}))
+    return type(program)(steps, constants, program.outputs, program.meta)
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_a_low_rank_correction_leaves_as_an_adapter(name, behind, tmp_path):
+    """The directory is the model without it; with the adapter, which has PEFT's names, it is the program."""
+    exact = exact_program(drawn(name))
+    program = corrected(exact, behind)
+    assert "low-rank corrections, of rank 3 at most, in adapter" in export_plain(program, tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "adapter" / "adapter_config.json").read_text())
+    assert config["peft_type"] == "LORA" and config["r"] == config["lora_alpha"] == 3
+    module = "encoder.layer.0.attention.self.query" if name == "bert" else "model.layers.0.self_attn.q_proj"
+    assert module in config["target_modules"]
+    with safe_open(tmp_path / "out" / "adapter" / "adapter_model.safetensors", "np") as written:
+        assert written.get_slice(f"base_model.model.{module}.lora_A.weight").get_shape() == [3, 48]
+    batch = Batch([IDS])
+    plain, whole = (open_model(tmp_path / "out", *more) for more in ((), (tmp_path / "out" / "adapter",)))
+    assert relative(dense(plain.operator(), batch), exact.exact(batch, rounded=False)) < 1e-6
+    assert relative(dense(whole.operator(), batch), program.exact(batch, rounded=False)) < 1e-6

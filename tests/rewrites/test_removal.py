@@ -26,8 +26,8 @@ from opmatrix.runtime.program import Program
 from opmatrix.spectra.removal import DAMPING, DELAY, removals, remove
 from rewrites import run
 from rewrites.approximate import losses
-from rewrites.approximate.losses import STEPS, Curve, Loss, cheapest_level, curves, fewer_groups, levels
-from rewrites.approximate.removing import Level, check_removal, every_coupled, remove_groups
+from rewrites.approximate.losses import STEPS, Curve, Loss, cheapest_level, curves, fewer_groups, levels, uniform_levels
+from rewrites.approximate.removing import Level, check_removal, every_coupled, kinds_removed, remove_groups
 from rewrites.approximate.structured import HEADS, UNITS, coupled_weights, spread
 from rewrites.laws import CHOOSING_LAWS
 from rewrites.report.results import save
@@ -314,6 +314,36 @@ def test_the_layer_whose_units_do_little_loses_them():
         for each in (level, Level(level.units))
     )
     assert off < even / 2 and 0.7 < off / predicted < 1.4
+
+
+def curve(what, groups, *steps):
+    """A curve of losses (left, gone, error), behind the one of nothing removed."""
+    return Curve(what, groups, (Loss(groups, 0, 0.0), *(Loss(*step) for step in steps)))
+
+
+def test_uniform_levels_leave_every_layer_as_many():
+    """The least sum of errors among sizes that all layers have; more is removed than asked for where none fits."""
+    every = [
+        curve(UNITS, 8, (6, 20, 0.1), (4, 40, 0.5)),
+        curve(HEADS, 4, (3, 10, 0.2), (2, 20, 0.9)),
+        curve(UNITS, 8, (6, 20, 0.4), (5, 30, 0.45), (4, 40, 0.6)),
+        curve(HEADS, 4, (3, 10, 0.2), (2, 20, 0.9)),
+    ]
+    kept = [level.kept for level in uniform_levels(every, [UNITS, HEADS], [0.1, 0.3, 0.5, 0.9])]
+    assert kept == [(8, 3, 8, 3), (6, 4, 6, 4), (6, 3, 6, 3), (4, 2, 4, 2)]
+    [level] = uniform_levels(every, [UNITS, HEADS], [0.3])
+    assert level[:2] == (0.25, 0.0)
+    apart = [curve(UNITS, 8, (6, 20, 0.1)), curve(UNITS, 8, (5, 20, 0.1))]
+    for none in (lambda: uniform_levels(apart, [UNITS]), lambda: uniform_levels([apart[0], curve(UNITS, 8)], [UNITS])):
+        with pytest.raises(InputError, match="--uniform: layers have no smaller number of units in common"):
+            none()
+    with pytest.raises(InputError, match="none to remove"):
+        uniform_levels([curve(UNITS, 8)], [UNITS])
+
+
+def test_uniform_alone_removes_units():
+    assert [*kinds_removed((), True)] == [UNITS] and not kinds_removed((), False)
+    assert [*kinds_removed((HEADS,), True)] == [HEADS]
 
 
 # ---- a run that chooses

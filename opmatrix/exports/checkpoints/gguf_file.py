@@ -13,6 +13,14 @@ from numpy.typing import NDArray
 
 from formats.core.arrays import Floats
 from formats.core.errors import InputError
+from opmatrix.exports.checkpoints.gguf_encoder import (
+    ENCODERS,
+    POSITION_TABLE,
+    describe_encoder,
+    describe_words,
+    note_encoder,
+    widen_tables,
+)
 from opmatrix.exports.checkpoints.gguf_tokens import TokenKeys, check_read_alike, describe_tokens
 from opmatrix.exports.checkpoints.plain_class import (
     BLOCKS,
@@ -20,6 +28,8 @@ from opmatrix.exports.checkpoints.plain_class import (
     PlainModel,
     StoredNumbers,
     check_uniform,
+    describe_sizes,
+    is_tied,
     naming,
     no_place,
     read_plain,
@@ -28,6 +38,7 @@ from opmatrix.exports.checkpoints.plain_files import check_written, compare_plai
 from opmatrix.exports.exported_files import fresh_files
 from opmatrix.files.checkpoint import Checkpoint
 from opmatrix.files.gguf import FREQUENCIES
+from opmatrix.inference.pooling import Pooling
 from opmatrix.models import layout, normalise_config
 from opmatrix.models.config import Settings
 from opmatrix.models.rope import ROPE_TYPES, rotation_settings
@@ -51,10 +62,19 @@ class FileTensor(NamedTuple):
     array: NDArray[np.generic]
 
 
+class FileParts(NamedTuple):
+    """Parts of a file beside the tensors of a plain class: keys without the name of its architecture, tokens, further
+    tensors."""
+
+    keys: Mapping[str, object]
+    tokens: TokenKeys
+    tables: dict[str, FileTensor]
+
+
 def export_gguf(program: Program, target: str | Path) -> str:
-    """Write a program of LLaMA's kin as a GGUF file; return what was written, in words. Raises InputError without the
-    package gguf, for a program that such a file cannot hold, named by step, tensor or layer, and for a target that
-    exists or cannot be written."""
+    """Write a program of LLaMA's kin, or of BERT, as a GGUF file; return what was written, in words. Raises InputError
+    without the package gguf, for a program that such a file cannot hold, named by step, tensor or layer, and for a
+    target that exists or cannot be written."""
     with naming("--gguf"):
         if find_spec("gguf") is None:
             raise InputError("it needs the package gguf: pip install 'opmatrix[export]'")
@@ -65,26 +85,50 @@ def write_gguf(program: Program, place: Path) -> str:
     """Write a program as `export_gguf`. Raises as it does, without the name of the option."""
     config = plain_config(program)
     family = str(config.get("model_type"))
-    if family not in ARCHITECTURES:
-        raise InputError(f"a program of {family}: only {', '.join(ARCHITECTURES)} are written: give --hf or --onnx")
-    check_written(program)
-    model = read_plain(program, family, bool(config.get("tie_word_embeddings", family != "llama")), [BLOCKS])
-    if not model.head:
-        raise InputError("the program gives rows, and a GGUF file of its family scores a vocabulary: give --hf")
+    written = {**ARCHITECTURES, **ENCODERS}
+    if family not in written:
+        raise InputError(f"a program of {family}: only {', '.join(written)} are written: give --hf or --onnx")
+    pooling = check_written(program)
+    model = read_plain(program, family, is_tied(config), [BLOCKS])
+    if model.corrections:
+        raise InputError(f"{min(model.corrections)} has a low-rank product beside it: give --hf, --onnx or --torch")
     sizes = check_uniform(model.layers)
     settings = {**normalise_config(config), "model_type": family}
-    if (activation := settings["hidden_act"]) not in SWISH_NAMES:
-        raise no_place(f"the activation {activation}", f"is none of {', '.join(SWISH_NAMES)}")
-    tokens = describe_tokens(program.meta, len(model.tensors["embed_tokens.weight"].numbers))
-    keys, factors = describe_model(settings, model, sizes)
-    tensors = name_tensors(model, config, sizes)
-    if factors is not None:
-        tensors[FREQUENCIES] = FileTensor("F32", factors)
+    parts = encoder_parts if family in ENCODERS else decoder_parts
+    keys, tokens, tables = parts(program, settings, model, sizes, pooling)
+    tensors = name_tensors(model, config, sizes) | tables
     with fresh_files(place) as fresh:
-        write_file(fresh / place.name, ARCHITECTURES[family], keys, tokens, tensors)
+        write_file(fresh / place.name, written[family], keys, tokens, tensors)
         difference = compare_plain(program, fresh / place.name)
         check_read_alike(program.meta["tokenizer"], Checkpoint.open(fresh / place.name).tokenizer_text or "")
-    return describe_file(place, model, sizes, tensors, [*tokens.notes, *note_window(settings)], difference)
+    return describe_file(place, model, sizes, tensors, tokens.notes, difference)
+
+
+def encoder_parts(
+    program: Program, config: Settings, model: PlainModel, sizes: LayerSizes, pooling: Pooling
+) -> FileParts:
+    """Return the keys of an encoder, and its word pieces. Raises InputError as `describe_encoder` and
+    `describe_words`."""
+    keys = describe_encoder(config, model, sizes, pooling)
+    tokens = describe_words(program.meta, len(model.tensors["embeddings.word_embeddings.weight"].numbers))
+    widen_tables(model)
+    notes = note_encoder(pooling, len(model.tensors[POSITION_TABLE].numbers))
+    return FileParts(keys, tokens._replace(notes=[*tokens.notes, *notes]), {})
+
+
+def decoder_parts(
+    program: Program, config: Settings, model: PlainModel, sizes: LayerSizes, pooling: Pooling
+) -> FileParts:
+    """Return the keys of a language model, its tokens, and the tensor of its rotation if it has one. Raises InputError
+    for a program without a head, and as `describe_model` and `describe_tokens`."""
+    if not model.head:
+        raise InputError("the program gives rows, and a GGUF file of its family scores a vocabulary: give --hf")
+    if (activation := config["hidden_act"]) not in SWISH_NAMES:
+        raise no_place(f"the activation {activation}", f"is none of {', '.join(SWISH_NAMES)}")
+    tokens = describe_tokens(program.meta, len(model.tensors["embed_tokens.weight"].numbers))
+    keys, factors = describe_model(config, model, sizes)
+    tables = {} if factors is None else {FREQUENCIES: FileTensor("F32", factors)}
+    return FileParts(keys, tokens._replace(notes=[*tokens.notes, *note_window(config)]), tables)
 
 
 # ---- keys
@@ -237,7 +281,7 @@ def describe_file(
     widened = {name: tensor for name, tensor in model.tensors.items() if tensor.called}
     lines = [
         f"{place}, {place.stat().st_size / 1e6:,.1f} MB: " + ", ".join(f"{kind} x{counts[kind]}" for kind in counts),
-        f"{len(model.layers)} layers of {sizes.heads} heads of {sizes.columns} and {sizes.units} hidden units",
+        describe_sizes(model, sizes),
         *notes,
     ]
     if widened:

@@ -19,6 +19,7 @@ from formats.core.errors import InputError
 from formats.storage.format import Format, WholeNumbers
 from opmatrix.files.gguf import TENSOR_TYPES
 from opmatrix.files.quantised import STORED
+from opmatrix.models.config import Settings
 from opmatrix.models.encoders.bert import LAYER_NAMES, SHORT
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.program import Program, Step
@@ -91,18 +92,36 @@ class StoredNumbers(NamedTuple):
         return self if self.whole is None else StoredNumbers(self.numbers, called=f"{self.called}, a table of tokens")
 
 
+class LowRankCorrection(NamedTuple):
+    """Two thin matrices whose product is added to a weight: x @ Wᵀ + (x @ firstᵀ) @ secondᵀ, first (r, n), second (p,
+    r)."""
+
+    first: Floats
+    second: Floats
+
+    def of_outputs(self, low: int, high: int | None) -> "LowRankCorrection":
+        """Return the correction of some outputs."""
+        return self._replace(second=np.ascontiguousarray(self.second[low:high]))
+
+    def scaled(self, factor: float) -> "LowRankCorrection":
+        """Return the correction times a factor."""
+        return self._replace(second=(self.second * factor).astype(np.float32))
+
+
 class PlainProduct(NamedTuple):
     """A product of a program, or some of its columns: the value that it multiplies, its weight as files have it (p, n),
-    its bias (p,) if it has one."""
+    its bias (p,) if it has one, and the low-rank product that is added to it, if one is."""
 
     x: str
     weight: StoredNumbers
     bias: Floats | None
+    correction: LowRankCorrection | None = None
 
     def scaled(self, factor: float) -> "PlainProduct":
         """Return the product times a factor."""
         bias = None if self.bias is None else (self.bias * factor).astype(np.float32)
-        return PlainProduct(self.x, self.weight.scaled(factor), bias)
+        correction = self.correction and self.correction.scaled(factor)
+        return PlainProduct(self.x, self.weight.scaled(factor), bias, correction)
 
 
 class LayerSizes(NamedTuple):
@@ -128,12 +147,19 @@ class AttentionSteps(NamedTuple):
 @dataclass
 class PlainModel:
     """The tensors of a model by their names in files, and the sizes of its layers. `head`: it scores a vocabulary;
-    `tied`: by the table of tokens."""
+    `tied`: by the table of tokens. `corrections`: low-rank products that are added to weights, by their modules."""
 
     tensors: dict[str, StoredNumbers] = field(default_factory=dict)
     layers: list[LayerSizes] = field(default_factory=list)
     head: bool = False
     tied: bool = False
+    corrections: dict[str, LowRankCorrection] = field(default_factory=dict)
+
+    def note(self, name: str, product: PlainProduct) -> None:
+        """Note the weight of a product, and its correction if it has one."""
+        self.tensors[f"{name}.weight"] = product.weight
+        if product.correction is not None:
+            self.corrections[name] = product.correction
 
 
 @contextmanager
@@ -157,6 +183,16 @@ def read_plain(program: Program, family: str, tied: bool, kept: Collection[str] 
     if family in BIASED_PARTS:
         return GatedReader(reader, BIASED_PARTS[family], family == "qwen3").read(tied)
     return NormedBehindReader(reader, SHORT if family == "distilbert" else LAYER_NAMES).read()
+
+
+def is_tied(config: Settings) -> bool:
+    """True if the head of a configuration's class is the table of tokens; only LLaMA's is not by default."""
+    return bool(config.get("tie_word_embeddings", config.get("model_type") != "llama"))
+
+
+def describe_sizes(model: PlainModel, sizes: LayerSizes) -> str:
+    """Return the sizes of a model in words."""
+    return f"{len(model.layers)} layers of {sizes.heads} heads of {sizes.columns} and {sizes.units} hidden units"
 
 
 def layer_part(step: Step) -> str:
@@ -247,9 +283,27 @@ class ProgramReader:
             return self.product(step.operands["x"], first + low, last if high is None else first + high)
         if step is None or layer_part(step) != "weights":
             raise no_place(name, f"is a step of {step.kernel if step else 'no kernel'}, not of a product")
-        bias = self.row_numbers(step.operands["bias"])[low:high] if "bias" in step.operands else None
-        weight = self.weights(step.operands["weight"]).of_outputs(low, high)
-        return PlainProduct(step.operands["x"], weight, bias)
+        main, correction = self.corrected(step)
+        summed = [step] if main is step else [main, step]
+        rows = [self.row_numbers(part.operands["bias"]) for part in summed if "bias" in part.operands]
+        bias = np.asarray(np.sum(rows, 0), np.float32)[low:high] if rows else None
+        weight = self.weights(main.operands["weight"]).of_outputs(low, high)
+        return PlainProduct(main.operands["x"], weight, bias, correction and correction.of_outputs(low, high))
+
+    def corrected(self, step: Step) -> tuple[Step, LowRankCorrection | None]:
+        """Return the product that a low-rank product of the same value is added to, in either order; a step without
+        such a sum as it is."""
+        beside = self.steps.get(step.operands.get("residual", ""))
+        if beside is None or layer_part(beside) != "weights" or "residual" in beside.operands:
+            return step, None
+        for main, last in ((step, beside), (beside, step)):
+            thin = self.steps.get(last.operands["x"])
+            if thin is None or layer_part(thin) != "weights" or thin.operands.keys() != {"x", "weight"}:
+                continue
+            if thin.operands["x"] == main.operands["x"]:
+                pair = (self.weights(factor.operands["weight"]).numbers for factor in (thin, last))
+                return main, LowRankCorrection(*pair)
+        return step, None
 
     def attentions(self) -> Iterator["AttentionSteps"]:
         """Yield each step of attention with its products. Raises InputError for another step between them."""
@@ -387,7 +441,7 @@ class NormedBehindReader:
 
     def linear(self, model: PlainModel, name: str, product: PlainProduct) -> None:
         """Note a product, with a bias of zeros where it has none."""
-        model.tensors[f"{name}.weight"] = product.weight
+        model.note(name, product)
         bias = np.zeros(len(product.weight.numbers), np.float32) if product.bias is None else product.bias
         model.tensors[f"{name}.bias"] = StoredNumbers(bias)
 
@@ -494,7 +548,7 @@ class GatedReader:
 
     def linear(self, model: PlainModel, name: str, product: PlainProduct, biased: bool = False) -> None:
         """Note a product. Raises InputError for a bias that its class has not."""
-        model.tensors[f"{name}.weight"] = product.weight
+        model.note(name, product)
         if biased:
             bias = np.zeros(len(product.weight.numbers), np.float32) if product.bias is None else product.bias
             model.tensors[f"{name}.bias"] = StoredNumbers(bias)

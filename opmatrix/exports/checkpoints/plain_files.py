@@ -20,6 +20,7 @@ from opmatrix.exports.checkpoints.compressed import (
     describe_schemes,
     part_names,
 )
+from opmatrix.exports.checkpoints.peft_adapter import ADAPTER, describe_adapter, write_adapter
 from opmatrix.exports.checkpoints.plain_class import (
     CLASSES,
     INTEGERS,
@@ -27,12 +28,14 @@ from opmatrix.exports.checkpoints.plain_class import (
     PlainModel,
     StoredNumbers,
     check_uniform,
+    describe_sizes,
+    is_tied,
     naming,
     no_place,
     read_plain,
 )
 from opmatrix.exports.exported_files import fresh_files
-from opmatrix.files.checkpoint import Checkpoint
+from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.files.directory.declared import KNOWN
 from opmatrix.files.directory.model_files import (
     CONFIG,
@@ -77,8 +80,7 @@ def write_plain(program: Program, place: Path) -> str:
     """Write a program as `export_plain`. Raises as it does, without the name of the option."""
     config = plain_config(program)
     family, pooling = str(config.get("model_type")), check_written(program)
-    tied = bool(config.get("tie_word_embeddings", family != "llama"))
-    model = read_plain(program, family, tied, [INTEGERS])
+    model = read_plain(program, family, is_tied(config), [INTEGERS])
     sizes = check_uniform(model.layers)
     settings = describe_config(config, family, model, sizes)
     tensors = name_tensors(model, family, settings)
@@ -89,12 +91,15 @@ def write_plain(program: Program, place: Path) -> str:
         write_json(folder / CONFIG, {**settings, "quantization_config": schemes} if schemes else settings)
         write_weights(folder / WEIGHTS, tensors)
         write_text_files(folder, program, pooling, settings)
+        if model.corrections:
+            write_adapter(folder / ADAPTER, model.corrections, model.head)
         if schemes:
             widened.mkdir()
             write_json(widened / CONFIG, settings)
             write_weights(widened / WEIGHTS, read_widened(folder / WEIGHTS, tensors))
             write_text_files(widened, program, pooling, settings)
-        difference = compare_plain(program, widened if schemes else folder)
+        adapter = folder / ADAPTER if model.corrections else None
+        difference = compare_plain(program, widened if schemes else folder, adapter)
     return describe(place, settings, model, sizes, difference)
 
 
@@ -279,10 +284,10 @@ def write_json(file: Path, content: object) -> None:
 # ---- the comparison
 
 
-def compare_plain(program: Program, place: Path) -> float:
-    """Return the relative difference of the directory's model from the program, both in float64, on a few texts. Raises
-    InputError for a difference that rounding to float32 does not explain."""
-    checkpoint = Checkpoint.open(place)
+def compare_plain(program: Program, place: Path, adapter: Path | None = None) -> float:
+    """Return the relative difference of the directory's model, with its adapter if it has one, from the program, both
+    in float64, on a few texts. Raises InputError for a difference that rounding to float32 does not explain."""
+    checkpoint = open_model(Checkpoint.open(place), adapter)
     batch = sample(checkpoint)
     found, wanted = dense(checkpoint.operator(program.pooled), batch), program.exact(batch, rounded=False)
     difference = float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted)) if found.shape == wanted.shape else 1.0
@@ -309,8 +314,9 @@ def describe(place: Path, config: Settings, model: PlainModel, sizes: LayerSizes
     return "\n".join(
         [
             f"{place}, {size / 1e6:,.1f} MB: {config['architectures'][0]}, numbers in {' and '.join(kinds)}",
-            f"{len(model.layers)} layers of {sizes.heads} heads of {sizes.columns} and {sizes.units} hidden units",
+            describe_sizes(model, sizes),
             *describe_whole(model),
+            *describe_adapter(model.corrections),
             f"off by {difference:.1g} of the program, in float64",
         ]
     )

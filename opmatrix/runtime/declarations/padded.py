@@ -19,7 +19,7 @@ from formats.core.stage import DEFAULTS, activation, gain_shift, is_given, norm,
 from formats.core.stage import reference as apply_stages
 from opmatrix.algebra.batch.batch import FIELDS
 from opmatrix.algebra.batch.relations import GIVEN, Relation
-from opmatrix.algebra.positions.patterns import Pattern, Positions
+from opmatrix.algebra.positions.patterns import Pattern, Positions, causal, sequence, window
 from opmatrix.algebra.routes import keep_taken, largest
 from opmatrix.runtime.declarations.arguments import Arguments
 
@@ -111,6 +111,13 @@ def take_places(x: Padded, at: Padded) -> Padded:
 
 
 @array_function
+def take_newest(x: Padded, new: Padded) -> Padded:
+    """Return the last places of each row, as many as there are new ones: (batch, total) and (batch, length) to (batch,
+    length)."""
+    return x[:, x.shape[1] - new.shape[1] :]
+
+
+@array_function
 def take_columns(x: Padded, places: Padded) -> Padded:
     """Return for each pair of rows one column of x: (batch, heads, rows, n) and (batch, 1, rows, m) to (batch, heads,
     rows, m)."""
@@ -129,6 +136,7 @@ class PaddedBatch:
         self.counts = np.cumsum(np.where(valid, 1, 0), 1)
         self.positions = np.maximum(self.counts - 1, 0)
         self.lengths = np.expand_dims(self.counts.max(1), 1)
+        self.key_positions, self.key_valid = self.positions, valid  # of the rows that attention may see
 
     def field(self, name: str) -> Padded:
         """Return the numbers of a field, (batch, length). Raises Unpadded for one that depends on the whole batch."""
@@ -152,8 +160,8 @@ class PaddedBatch:
         if not where.within or where.relation is not None:
             raise Unpadded(f"the pattern {where} lets rows of one sequence see another")
         queries = self.positions if queries is None else queries
-        queries, keys = np.expand_dims(queries, 2), np.expand_dims(self.positions, 1)
-        pairs = np.expand_dims(self.valid, 1) & see_positions(where, queries, keys)
+        queries, keys = np.expand_dims(queries, 2), np.expand_dims(self.key_positions, 1)
+        pairs = np.expand_dims(self.key_valid, 1) & see_positions(where, queries, keys)
         return np.expand_dims(pairs, 1)
 
     def weights(self, relation: Relation) -> Padded:
@@ -171,6 +179,40 @@ class PaddedBatch:
             "members_by_place": lambda: np.where(self.valid, self.counts * 2.0 / (count * (count + 1)), 0.0),
         }
         return numbers[relation.name]()
+
+    def append(self, x: Padded, cache: Padded) -> Padded:
+        """Return a cache with new rows behind its own. Raises Unpadded, as whole texts have no caches."""
+        raise Unpadded("it writes to the caches of a session")
+
+    def held_rows(self, cache: Padded) -> Padded:
+        """Return the rows of a cache, (batch, total, heads, columns). Raises Unpadded, as whole texts have none."""
+        raise Unpadded("it reads keys and values that a session has cached")
+
+
+class CachedBatch(PaddedBatch):
+    """New rows of sequences, (batch, length), behind rows whose keys and values are in caches, (batch, heads, past,
+    columns). `valid` is of all rows, (batch, past + length); past may be 0. Padding may be anywhere."""
+
+    def __init__(self, tokens: Padded, valid: Padded, kinds: Padded) -> None:
+        super().__init__(tokens, valid, kinds)
+        self.valid, self.counts, self.positions = (
+            take_newest(every, tokens) for every in (valid, self.counts, self.positions)
+        )
+
+    def place(self, end: str) -> Padded:
+        """Return the place of the last token of each sequence, (batch,). Raises Unpadded for the first, which may lie
+        before the new rows."""
+        if end == "first":
+            raise Unpadded("it picks the first row of each sequence, which is before new rows")
+        return super().place(end)
+
+    def append(self, x: Padded, cache: Padded) -> Padded:
+        """Return a cache with new rows (batch, length, heads, columns) behind its own."""
+        return np.concatenate([cache, np.swapaxes(x, 1, 2)], 2)
+
+    def held_rows(self, cache: Padded) -> Padded:
+        """Return the rows of a cache, (batch, total, heads, columns)."""
+        return np.swapaxes(cache, 1, 2)
 
 
 def see_positions(where: Pattern, queries: Padded, keys: Padded) -> Padded:
@@ -258,15 +300,33 @@ def weigh_values(shares: Padded, v: Padded) -> Padded:
 
 def attend(a: Arguments, q: Padded, where: Pattern, queries: Padded) -> Padded:
     """Return attention of the queries q (batch, n, h, d), at positions (batch, n), over all keys of a step."""
-    heads = max(q.shape[2], a.k.shape[2], a.v.shape[2], 1 if a.bias is None else a.bias.shape[0])
-    scores = score_keys(q, a.k, heads) * a.scale
+    return attend_rows(a, (q, a.k, a.v), where, queries)
+
+
+def attend_rows(a: Arguments, operands: tuple[Padded, Padded, Padded], where: Pattern, queries: Padded) -> Padded:
+    """Return attention of queries over keys and values (batch, n, heads, columns), with the scale, the cap and the
+    table by distance of a step."""
+    q, k, v = operands
+    heads = max(q.shape[2], k.shape[2], v.shape[2], 1 if a.bias is None else a.bias.shape[0])
+    scores = score_keys(q, k, heads) * a.scale
     if a.cap:
         scores = activate_rows(scores, "tanh") * a.cap
-    scores = bias_scores(scores, a.bias, queries, a.batch.positions)
+    scores = bias_scores(scores, a.bias, queries, a.batch.key_positions)
     seen = a.batch.seen(where, queries)
     if is_given(a.margin):
-        return weigh_values(share_beside_sinks(scores, seen, a.margin), a.v)
-    return weigh_values(share_seen(scores, seen, where.reflexive), a.v)
+        return weigh_values(share_beside_sinks(scores, seen, a.margin), v)
+    return weigh_values(share_seen(scores, seen, where.reflexive), v)
+
+
+def attend_held(a: Arguments, windowed: bool) -> Padded:
+    """Return attention of all rows, or of the last of each sequence, over the rows of caches up to their own, with a
+    window of so many `behind` them or without."""
+    keys, values = a.batch.held_rows(a.k), a.batch.held_rows(a.v)[..., : a.values or None]
+    where = sequence & causal & window(a.behind) if windowed else sequence & causal
+    if a.rows == "all":
+        return attend_rows(a, (a.q, keys, values), where, a.batch.positions)
+    at = np.expand_dims(a.batch.pick(a.batch.positions, a.rows), 1)
+    return attend_rows(a, (np.expand_dims(a.q, 1), keys, values), where, at)[:, 0]
 
 
 def pick_padded(batch: PaddedBatch, x: Padded, relation: Relation) -> Padded:

@@ -16,7 +16,7 @@ from opmatrix.runtime.declarations.costs import one_pass
 from opmatrix.runtime.declarations.fitting import copied, same
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Cache, Heads
-from opmatrix.runtime.declarations.padded import Padded, unpadded
+from opmatrix.runtime.declarations.padded import Padded
 from opmatrix.runtime.declarations.pullbacks import Cotangents
 
 HeldNumber = Annotated[str, OneOf(tuple(HELD_NUMBERS))]
@@ -57,7 +57,9 @@ class append(Arguments):
         cache[a.batch.slots] = a.x
         return cache
 
-    padded = unpadded("it writes to the caches of a session")
+    def padded(a) -> Padded:
+        """Return the cache of a padded batch with new rows. Raises Unpadded for whole texts."""
+        return a.batch.append(a.x, a.cache)
 
     def bound(a) -> Any:
         """Return 0, or the largest number that a processor may flush, below any normal number, for bfloat16."""

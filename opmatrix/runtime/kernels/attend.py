@@ -44,7 +44,7 @@ from opmatrix.runtime.declarations.costs import Costs, by_scores
 from opmatrix.runtime.declarations.fitting import SCORED, Cases, fit_bias, heads_of, same, timed_batches
 from opmatrix.runtime.declarations.kernel import Arguments, Restricted, RowNumbers, kernel
 from opmatrix.runtime.declarations.operands import FLOAT_BYTES, Array, Cache, Heads, Vector
-from opmatrix.runtime.declarations.padded import Padded, attend, unpadded
+from opmatrix.runtime.declarations.padded import Padded, attend, attend_held
 from opmatrix.runtime.declarations.pullbacks import Cotangents, ScaledScores, into_groups, pull_attention
 from opmatrix.runtime.declarations.telling import short_sequences
 
@@ -554,7 +554,10 @@ class attention_cached(Arguments):
             parts.append(np.einsum("hk,khd->hd", softened(scores, a.margin), v))
         return np.array(parts)
 
-    padded = unpadded("it reads keys and values that a session has cached")
+    def padded(a) -> Padded:
+        """Return softmax of the requested queries over the rows of caches, up to their own. Raises Unpadded for whole
+        texts."""
+        return attend_held(a, a.behind < BEYOND)
 
     def bound(a) -> Doubles:
         """Bound the errors as for attention, row by row, over the rows that its sequence has cached, some pages at a
