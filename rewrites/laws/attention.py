@@ -257,6 +257,24 @@ def as_linear_attention(a: value[h, k], b: value[h, k], v: value[h, n], P: where
     return product(product(a, turn(b)), v, sum, P), linear_attention(a, b, v, P)
 
 
+numbers = replace(value, facts=())  # of the input or not
+
+
+@law(
+    phase=SIMPLIFY,
+    canonical=True,
+    source="Yang et al. 2024, GLA, section 4.1",
+    without=(dict(P=where[prefix]),),
+    largest=1.0,  # exp of larger numbers overflows float64
+)
+def decay_by_columns(a: value[h, k], b: value[h, k], v: value[h, n], g: numbers[h, k], P: where[up_to_each]):
+    """Queries times exp of sums of logarithms, and keys times exp of what is opposite to these, are those of a state
+    whose columns decay by themselves; exp of the opposite of a sum grows with rows, which no decay does."""
+    sums = scan(const(1.0), g)
+    scores = product(a * (sums @ exp), turn(b * (sums @ (I * -1.0) @ exp)))
+    return product(scores, v, sum, P), gated_linear_attention(a, b, v, g @ exp, P)
+
+
 @law(
     both=True,
     source="Dao and Gu 2024, section 6; Sun et al. 2023, RetNet, eq. 5 and 6",

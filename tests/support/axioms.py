@@ -13,6 +13,7 @@ from opmatrix.algebra.operators import (
     keep_top,
     linear_attention,
     ones,
+    pick,
     product,
     repeat,
     row,
@@ -45,6 +46,7 @@ from rewrites.laws.law import (
     prefix,
     q,
     reflexive,
+    relation,
     right_linear,
     scalar,
     shift_invariant,
@@ -345,10 +347,22 @@ def two_signs(x: value[n], y: value[n]):
     return (x * const(-1.0)) * (y * const(-1.0)), x * y
 
 
+@law()
+def signs_of_scores(a: value[h, n], x: value[h, n], b: value[h, n], y: value[h, n]):
+    """A score of two factors with opposite signs is what it was."""
+    return product(a * (x * const(-1.0)), turn(b * (y * const(-1.0)))), product(a * x, turn(b * y))
+
+
 @law(both=True)
 def scaled_behind(x: value[n], A: operator[n, p]):
     """A number behind an operator may be a part of it."""
     return x @ (A * const(-1.0)), (x @ A) * const(-1.0)
+
+
+@law()
+def chosen_rows(x: value[n], y: value[n], r: relation):
+    """Rows of a product are products of rows."""
+    return (x * y) @ pick(r), (x @ pick(r)) * (y @ pick(r))
 
 
 @law()
@@ -393,6 +407,14 @@ def states_that_decay(a: value[h, k], b: value[h, k], v: value[h, n], g: factors
     sums = scan(const(1.0), g)
     between = sums + product(const(1.0), turn(sums @ (I * -1.0)))
     return product(product(a, turn(b)) * (between @ exp), v, summed, P), gated_linear_attention(a, b, v, g @ exp, P)
+
+
+@law(both=True, largest=1.0)
+def columns_that_decay(a: value[h, k], b: value[h, k], v: value[h, n], g: value[h, k], P: where[up_to_each]):
+    """The same in each column of keys."""
+    sums = scan(const(1.0), g)
+    scores = product(a * (sums @ exp), turn(b * (sums @ (I * -1.0) @ exp)))
+    return product(scores, v, summed, P), gated_linear_attention(a, b, v, g @ exp, P)
 
 
 LAWS = collect(globals())
