@@ -65,6 +65,7 @@ def test_what_is_no_rule_is_no_mutant():
 
 # ---- every one is caught or equal
 
+
 @pytest.mark.deep
 @pytest.mark.parametrize("part", range(4))
 def test_every_mutant_of_a_law_is_caught_or_equal(part):
