@@ -662,9 +662,8 @@ def race_orders(rows, h, where, rounds):
     taken = measure(runs, [batch], rounds)
     np.testing.assert_allclose(*outs, rtol=1e-3, atol=1e-2 * rows**0.5)
     slow, quick = (1e3 * median(taken[name]) for name in ORDERS)
-    priced = learning(
-        lambda: this_machine().holding(PRICES[where.whole]).seconds(PRICES[where.whole], T=rows, h=h, d=HEAD)
-    )
+    machine, price = this_machine(), PRICES[where.whole]
+    priced = learning(lambda: machine.holding(price).seconds(price, T=rows, h=h, d=HEAD))
     layers = list_layers(h, where, batch)
     steps = {step.kernel for step in layers.pop("found").steps}
     chosen = next(name for name in ORDERS if name in steps)
