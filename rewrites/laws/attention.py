@@ -257,7 +257,7 @@ def as_linear_attention(a: value[h, k], b: value[h, k], v: value[h, n], P: where
     return product(product(a, turn(b)), v, sum, P), linear_attention(a, b, v, P)
 
 
-numbers = replace(value, facts=())  # of the input or not
+of_columns = replace(value, facts=())  # of the input or not
 
 
 @law(
@@ -267,7 +267,7 @@ numbers = replace(value, facts=())  # of the input or not
     without=(dict(P=where[prefix]),),
     largest=1.0,  # exp of larger numbers overflows float64
 )
-def decay_by_columns(a: value[h, k], b: value[h, k], v: value[h, n], g: numbers[h, k], P: where[up_to_each]):
+def decay_by_columns(a: value[h, k], b: value[h, k], v: value[h, n], g: of_columns[h, k], P: where[up_to_each]):
     """Queries times exp of sums of logarithms, and keys times exp of what is opposite to these, are those of a state
     whose columns decay by themselves; exp of the opposite of a sum grows with rows, which no decay does."""
     sums = scan(const(1.0), g)

@@ -31,8 +31,8 @@ RateNumber = TypeVar("RateNumber", bound=np.floating)
 
 
 class StepPriced(NamedTuple):
-    """What the seconds of a step depend on beside its sizes: decays, corrections, and rows that read the state behind
-    the last one, which pass through it twice."""
+    """Parts of a step on which its seconds depend, beside sizes: decays, corrections, and rows that read the state
+    behind the last one, which pass through it twice."""
 
     decayed: bool
     corrected: bool
