@@ -605,7 +605,11 @@ def race_scan(rows, width, rounds):
 
 # ---- linear attention
 
-ORDERS_COLUMNS = "rows", "where", "scores_ms", "states_ms", "ratio", "layer_scores", "layer_states", "search", "loses"
+ORDERS_COLUMNS = (
+    *("rows", "where", "scores_ms", "states_ms", "predicted_ms", "ratio"),
+    *("layer_scores", "layer_states", "search", "loses"),
+)
+PRICES = {True: "recurrent.whole", False: "recurrent"}  # by whether rows see all of their sequence
 HEAD, ORDERS = 64, ("fold_term", "recurrent")  # columns of a head; the kernels of both orders
 LAW = "as_linear_attention"
 
@@ -616,7 +620,8 @@ def measure_linear() -> None:
 
         python benchmarks/terms.py linear [--lengths 16 64 256 1024 4096] [--heads 4] [--rounds 15] [--csv OUT]
 
-    `loses`: how much longer a layer in the order that the search takes runs than one in the other, if it does."""
+    `predicted_ms`: the price of states, one call from Python. `loses`: how much longer a layer in the order that the
+    search takes runs than one in the other, if it does."""
     parser = Parser(measure_linear)
     parser.add_argument("--lengths", type=count, nargs="+", default=[16, 32, 64, 128, 256, 1024, 4096])
     parser.add_argument("--heads", type=count, default=4)
@@ -632,10 +637,12 @@ def measure_linear() -> None:
     figures = [
         Figure("a layer in the search's order over the quicker", max(line[-1] for line in table[1:]), "x", most=1.1)
     ]
+    off = [max(line[4] / line[3], line[3] / line[4]) for line in table[1:]]
+    figures.append(Figure("a step by states, predicted and measured apart", max(off), "x", most=1.2))
     for line in table[1:]:
         if line[0] == max(given.lengths):
             least = 10.0 if line[1] == str(sequence) else 5.0
-            figures.append(Figure(f"(q kᵀ) v over q (kᵀ v), {line[0]} rows, {line[1]}", line[4], "x", least=least))
+            figures.append(Figure(f"(q kᵀ) v over q (kᵀ v), {line[0]} rows, {line[1]}", line[5], "x", least=least))
     concluded(given, figures)
 
 
@@ -655,12 +662,15 @@ def race_orders(rows, h, where, rounds):
     taken = measure(runs, [batch], rounds)
     np.testing.assert_allclose(*outs, rtol=1e-3, atol=1e-2 * rows**0.5)
     slow, quick = (1e3 * median(taken[name]) for name in ORDERS)
+    machine, price = this_machine(), PRICES[where.whole]
+    priced = learning(lambda: machine.holding(price).seconds(price, T=rows, h=h, d=HEAD))
     layers = list_layers(h, where, batch)
     steps = {step.kernel for step in layers.pop("found").steps}
     chosen = next(name for name in ORDERS if name in steps)
     times = {name: 1e3 * median(seconds) for name, seconds in measure(layers, [batch], rounds).items()}
     return (
-        rows, str(where), slow, quick, slow / quick, *times.values(), chosen, times[chosen] / min(times.values())
+        *(rows, str(where), slow, quick, 1e3 * priced, slow / quick),
+        *(*times.values(), chosen, times[chosen] / min(times.values())),
     )  # fmt: skip
 
 
@@ -691,48 +701,63 @@ CHUNK = 64  # rows of a chunk of the delta rule, in products of matrices
 
 
 def measure_rules() -> None:
-    """Time the recurrence of linear attention by rule and length, in turns, and the delta rule in chunks of 64 rows, as
-    products of matrices by numpy (Yang et al. 2024, section 3.2), on the same numbers.
+    """Time the recurrence of linear attention by rule and length, all in turn, and the delta rule in chunks of 64 rows,
+    as products of matrices by numpy (Yang et al. 2024, section 3.2), on the same numbers.
 
-        python benchmarks/terms.py rules [--lengths 8192 16384 32768 65536] [--heads 4] [--rounds 5] [--csv OUT]"""
+        python benchmarks/terms.py rules [--lengths 8192 16384 32768 65536] [--heads 4] [--rounds 15] [--csv OUT]
+
+    Exponents are of medians over rounds at the longest and the shortest length, their spreads of those of a round.
+    `fresh`: the plain rule with a result that was just allocated, whose pages are made as it is written."""
     parser = Parser(measure_rules)
     parser.add_argument("--lengths", type=count, nargs="+", default=[8192, 16384, 32768, 65536])
     parser.add_argument("--heads", type=count, default=4)
-    parser.add_argument("--rounds", type=count, default=5)
+    parser.add_argument("--rounds", type=count, default=15)
     given = parser.parse_args()
-    takes(60 + 2e-5 * given.rounds * given.heads * sum(given.lengths))
-    table: list[tuple[object, ...]] = [("rows", *(f"{name}_ms" for name in RULES), "chunks_ms", "chunks_over_delta")]
-    for length in given.lengths:
-        table.append(race_rules(length, given.heads, given.rounds))
-        print(" ".join(cell(each, 12) for each in table[-1]))
+    takes(60 + 1e-5 * given.rounds * given.heads * sum(given.lengths))
+    calls = {rows: list_rules(rows, given.heads) for rows in given.lengths}
+    runs = {(rows, name): call for rows, named in calls.items() for name, call in named.items()}
+    taken = measure(runs, [None], given.rounds)
+    names = *RULES, "fresh", "chunks"
+    table: list[tuple[object, ...]] = [("rows", *(f"{name}_ms" for name in names), "chunks_over_delta")]
+    for rows in given.lengths:
+        times = [1e3 * median(taken[rows, name]) for name in names]
+        table.append((rows, *times, times[-1] / times[names.index("delta")]))
+    for line in table:
+        print(" ".join(cell(each, 12) for each in line))
     tabled(given.csv, table)
-    figures, (first, last) = [], (table[1], table[-1])
-    for at, name in enumerate(RULES, 1):
-        grown = np.log(last[at] / first[at]) / np.log(last[0] / first[0]) if last[0] > first[0] else 1.0
-        figures.append(Figure(f"{name}: exponent of the time by rows", float(grown), "", most=1.05))
-    concluded(given, figures)
+    concluded(given, [grown(taken, name, given.lengths) for name in names[:-1]])
 
 
-def race_rules(rows, h, rounds):
-    """A row of the table, on one sequence; keys of unit length."""
+def grown(taken, name, lengths):
+    """The exponent of the time by rows, of medians, between the shortest length and the longest."""
+    first, last = min(lengths), max(lengths)
+    many, few = taken[last, name], taken[first, name]
+    octaves = np.log(last / first) or 1.0
+    exponents = [float(np.log(a / b) / octaves) for a, b in zip(many, few, strict=True)]
+    middle = float(np.log(median(many) / median(few)) / octaves)
+    return Figure(f"{name}: exponent of the time by rows", middle, "", spread(exponents), most=1.05)
+
+
+def list_rules(rows, h):
+    """The calls of one sequence of so many rows, by rule; keys of unit length."""
     rng, batch = np.random.default_rng(0), Batch([np.zeros(rows, int)])
     q, k, v = (rng.standard_normal((rows, h, HEAD), np.float32) for _ in range(3))
     k /= np.linalg.norm(k, axis=2, keepdims=True)
     parts = [rng.uniform(low, 1, (rows, h, 1)).astype(np.float32) for low in (0.99, 0)]
-    outs = {name: np.empty_like(v) for name in RULES}
+    out = np.empty_like(v)
 
-    def run_rule(name: str, batch: Batch) -> None:
+    def run_rule(name: str, out: np.ndarray) -> np.ndarray:
         """Pass all rows by a rule."""
         there = zip(("decays", "betas"), parts, RULES[name], strict=True)
         named = {word: part for word, part, has in there if has}
-        KERNELS["recurrent"].function(outs[name], batch, q=q, k=k, v=v, where=BEFORE.text, **named)
+        KERNELS["recurrent"].function(out, batch, q=q, k=k, v=v, where=BEFORE.text, **named)
+        return out
 
-    runs = {name: partial(run_rule, name) for name in RULES}
-    chunks = lambda batch: outs.update(chunks=in_chunks(q, k, v, parts[1]))
-    taken = measure(runs | dict(chunks=chunks), [batch], rounds)
-    np.testing.assert_allclose(outs["chunks"], outs["delta"], rtol=1e-3, atol=1e-3)
-    times = [1e3 * median(taken[name]) for name in (*RULES, "chunks")]
-    return (rows, *times, times[-1] / times[list(RULES).index("delta")])
+    np.testing.assert_allclose(in_chunks(q, k, v, parts[1]), run_rule("delta", out), rtol=1e-3, atol=1e-3)
+    calls = {name: lambda _, name=name: run_rule(name, out) for name in RULES}
+    return calls | dict(
+        fresh=lambda _: run_rule("plain", np.empty_like(v)), chunks=lambda _: in_chunks(q, k, v, parts[1])
+    )
 
 
 def in_chunks(q, k, v, betas):

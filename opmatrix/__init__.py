@@ -29,7 +29,7 @@ Public names; `help(om.NAME)` describes each:
     matrices     weight, const, Data, diag, diagonal, row, col, blocks, affine, I, ones, zero, cols, place
     functions    relu, log1p_relu, gelu, gelu_tanh, silu, softplus, elu, tanh, sigmoid, magnitude, ACTIVATIONS
     powers       capped, exp, expm1, log, square, rsqrt, reciprocal
-    scans        scan, cumsum, decay, linear_attention, gated_linear_attention, delta_rule, gated_delta_rule
+    scans        scan, cumsum, segsum, decay, linear_attention, gated_linear_attention, delta_rule, gated_delta_rule
     rows         share, keep_top, layernorm, rmsnorm, unit_length, centre, mean, maximum, minimum, softmax
     sums         over, monoids, Monoid
     heads        heads, repeat, sum_heads, total, attention, attention_capped, attention_sunk, grouped, rotate, rotary

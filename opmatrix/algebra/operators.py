@@ -113,6 +113,7 @@ __all__ = [
     "row",
     "rsqrt",
     "scan",
+    "segsum",
     "share",
     "shift",
     "sigmoid",
@@ -139,6 +140,8 @@ sum_heads, transpose = total, turn  # the names that numpy's users look for
 zero: Operator = named("zero", ones * 0.0)  # as wide as the value it meets; linear whatever its number
 centre: Operator = named("centre", I - mean)
 cumsum: Operator = named("cumsum", scan(const(1.0), I))  # of each sequence, up to each row
+# sums of a column behind each row up to another: exp of them are decays between rows (Dao and Gu 2024, listing 1)
+segsum: Operator = named("segsum", cumsum + product(const(1.0), turn(cumsum * -1.0)))
 
 gelu, gelu_tanh, log1p_relu, relu, rsqrt, sigmoid, silu, softplus, square, tanh = map(
     nodes.SCALAR_FUNCTIONS.__getitem__,

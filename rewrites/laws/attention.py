@@ -3,7 +3,22 @@
 from dataclasses import replace
 
 from opmatrix.algebra.monoids import mean, sum
-from opmatrix.algebra.operators import I, given, heads, linear_attention, ones, product, repeat, row, scan, total, turn
+from opmatrix.algebra.operators import (
+    I,
+    const,
+    exp,
+    gated_linear_attention,
+    given,
+    heads,
+    linear_attention,
+    ones,
+    product,
+    repeat,
+    row,
+    scan,
+    total,
+    turn,
+)
 from rewrites.laws.kinds import adjoint, by_head, first_rows
 from rewrites.laws.law import (
     SIMPLIFY,
@@ -35,6 +50,7 @@ from rewrites.laws.law import (
     scalar,
     scores,
     shift_invariant,
+    up_to_each,
     value,
     varying,
     where,
@@ -239,6 +255,39 @@ def as_linear_attention(a: value[h, k], b: value[h, k], v: value[h, n], P: where
     """Scores that are products of queries and keys alone need not be there: a row reads the sum of keys times values so
     far. True of any P that a scan takes."""
     return product(product(a, turn(b)), v, sum, P), linear_attention(a, b, v, P)
+
+
+of_columns = replace(value, facts=())  # of the input or not
+
+
+@law(
+    phase=SIMPLIFY,
+    canonical=True,
+    source="Yang et al. 2024, GLA, section 4.1",
+    without=(dict(P=where[prefix]),),
+    largest=1.0,  # exp of larger numbers overflows float64
+)
+def decay_by_columns(a: value[h, k], b: value[h, k], v: value[h, n], g: of_columns[h, k], P: where[up_to_each]):
+    """Queries times exp of sums of logarithms, and keys times exp of what is opposite to these, are those of a state
+    whose columns decay by themselves; exp of the opposite of a sum grows with rows, which no decay does."""
+    sums = scan(const(1.0), g)
+    scores = product(a * (sums @ exp), turn(b * (sums @ (I * -1.0) @ exp)))
+    return product(scores, v, sum, P), gated_linear_attention(a, b, v, g @ exp, P)
+
+
+@law(
+    both=True,
+    source="Dao and Gu 2024, section 6; Sun et al. 2023, RetNet, eq. 5 and 6",
+    without=(dict(P=where[prefix]),),
+    largest=1.0,  # exp of larger numbers overflows float64
+)
+def as_gated_linear_attention(a: value[h, k], b: value[h, k], v: value[h, n], g: of_keys[h, 1], P: where[up_to_each]):
+    """Scores times exp of sums of logarithms between rows are those of a state that is multiplied by exp of each before
+    its row adds to it. True of any g, which has one column."""
+    sums = scan(const(1.0), g)
+    between = sums + product(const(1.0), turn(sums @ (I * -1.0)))
+    scores = product(a, turn(b)) * (between @ exp)
+    return product(scores, v, sum, P), gated_linear_attention(a, b, v, g @ exp, P)
 
 
 ATTENTION_LAWS = collect(globals())

@@ -31,11 +31,12 @@ from rewrites.laws.instances import bent as bent
 from rewrites.laws.instances import ragged as ragged
 
 NORMALISE, SIMPLIFY, SELECT, RESTRUCTURE, MARK, JOIN = "normalise", "simplify", "select", "restructure", "mark", "join"
-FLAGS = shift_invariant, normalised, right_linear, reflexive = (  # flags of monoids and patterns, as guards
+FLAGS = shift_invariant, normalised, right_linear, reflexive, up_to_each = (  # flags of monoids and patterns, as guards
     "shift_invariant",
     "normalised",
     "right_linear",
     "reflexive",
+    "up_to_each",
 )
 FITTING = (prefix,) = ("prefix",)  # flags without which a law does not fit: a scan takes no other patterns
 OF_MONOID = "_over"  # suffix of a monoid's flag that has a property's name

@@ -16,6 +16,8 @@ from rewrites.laws.kinds import behind, joined, left, right, with_heads
 from rewrites.laws.proving.value_kinds import below
 
 PURE = {*LASTING.values(), below, behind, joined, left, right, with_heads}  # kinds that read x through operands alone
+# a number in them fits as many heads as what it meets has
+SPREADING = {KINDS[name] for name in ("add", "product", "scan")}
 
 
 def read_both(one: Operator, other: Operator) -> tuple[Operator, Operator]:
@@ -65,7 +67,9 @@ class Reader:
                 product: Operator = self.read(a, at) @ (I * b)
                 return product
         if term.kind in PURE and term.kind.at_x:
-            read = (self.read(child, at) for child in term.children[: term.kind.at_x])
+            parts = term.children[: term.kind.at_x]
+            spread = term.kind in SPREADING and at.out.rows == self.x.out.rows and not all(map(is_number, parts))
+            read = (part if spread and is_number(part) else self.read(part, at) for part in parts)
             value: Operator = term.kind(*read, *term.args[term.kind.at_x :])
         else:
             alone = term.constant and at.out[:2] == self.x.out[:2] and (term.uniform or not is_picked(at))

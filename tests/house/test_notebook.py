@@ -21,6 +21,7 @@ FILES = {
     "graphs": 2,
     "partition": 1,
     "planner": 3,
+    "scans": 2,
     "training": 3,
 }
 

@@ -393,6 +393,15 @@ def test_a_search_finds_it(h, where, feature):
     np.testing.assert_allclose(program.run(LONG), wanted, rtol=1e-4, atol=1e-5 * abs(wanted).max())
 
 
+def test_rows_that_see_all_of_their_sequence_have_a_price_of_their_own():
+    """They pass twice: into the state, then to read it."""
+    names = (PREFIX, "recurrent", "recurrent.decayed"), (sequence, "recurrent.whole", "recurrent.decayed_whole")
+    for where, price, decayed in names:
+        assert price in [name for name, _ in found_for(with_scores(3, where), LONG).cost(LONG)]
+        program = om.schedule(gated(3, ONE_GATE, where), LONG, machine=standin.machine()).program
+        assert decayed in [name for name, _ in program.cost(LONG)]
+
+
 @pytest.mark.deep
 def test_a_search_keeps_scores_where_they_are_cheaper():
     """Both orders are priced: few rows of wide heads have few scores; a term that is written with states, too."""

@@ -65,19 +65,13 @@ def test_what_is_no_rule_is_no_mutant():
 
 # ---- every one is caught or equal
 
-UNPROVED = {  # equal as far as all checks tell, and no axiom here says why: scans of values that do not depend on the
-    # input, and a sign of both factors
-    "keys_as_scan: v need not be act",
-    "pick_of_product: (pick(r)) is negated on the right",
-}
-
 
 @pytest.mark.deep
 @pytest.mark.parametrize("part", range(4))
 def test_every_mutant_of_a_law_is_caught_or_equal(part):
     """Every tenth; benchmarks/fuzz.py mutants judges all."""
     verdicts = [judge(each) for each in all_mutants()[part * 10 :: 40]]
-    assert {str(v.mutant) for v in verdicts if v.survived} <= UNPROVED
+    assert not [str(v.mutant) for v in verdicts if v.survived]
     assert all(v.graph for v in verdicts if v.law), "a graph does not see what the law's test sees"
     assert Counter(v.law for v in verdicts)[True] > len(verdicts) / 2
 

@@ -1,8 +1,28 @@
 """What sums, products and compositions mean, as laws of any values and operators, stored or not. They serve the proof
 that two statements are equal (equal.py), not the search."""
 
-from opmatrix.algebra.monoids import mean
-from opmatrix.algebra.operators import I, heads, keep_top, product, repeat, row, share, shift, total, turn
+from opmatrix.algebra.monoids import max as maximum
+from opmatrix.algebra.monoids import mean, softmax
+from opmatrix.algebra.monoids import sum as summed
+from opmatrix.algebra.operators import (
+    I,
+    const,
+    exp,
+    gated_linear_attention,
+    heads,
+    keep_top,
+    linear_attention,
+    ones,
+    pick,
+    product,
+    repeat,
+    row,
+    scan,
+    share,
+    shift,
+    total,
+    turn,
+)
 from opmatrix.algebra.term import KINDS
 from rewrites.laws.kinds import adjoint, behind, blank, by_head, joined, left, right
 from rewrites.laws.law import (
@@ -23,16 +43,20 @@ from rewrites.laws.law import (
     over,
     p,
     placed,
+    prefix,
     q,
     reflexive,
+    relation,
     right_linear,
     scalar,
     shift_invariant,
+    up_to_each,
     where,
 )
 
 value, scores = Sort("value"), Sort("scores")  # any value, whether or not it depends on the input
 level = Sort("level", ("level",))
+alike = Sort("alike_rows", ("by_key",))
 factors = Sort("column", ("column",))  # a number for each row
 additive, by_rows = Sort("matrix", ("additive",)), Sort("rotation", ("row_linear",))
 number = Sort("scalar", ("constant", "column"))  # for all rows, or one for each position
@@ -315,6 +339,82 @@ def adds_nothing(x: value[n], A: operator[k, n]):
 def stays_nothing(A: operator[k, n], s: number):
     """Zeros."""
     return blank(A) * s, blank(A)
+
+
+@law()
+def two_signs(x: value[n], y: value[n]):
+    """A product of two negative numbers is positive."""
+    return (x * const(-1.0)) * (y * const(-1.0)), x * y
+
+
+@law()
+def signs_of_scores(a: value[h, n], x: value[h, n], b: value[h, n], y: value[h, n]):
+    """A score of two factors with opposite signs is what it was."""
+    return product(a * (x * const(-1.0)), turn(b * (y * const(-1.0)))), product(a * x, turn(b * y))
+
+
+@law(both=True)
+def scaled_behind(x: value[n], A: operator[n, p]):
+    """A number behind an operator may be a part of it."""
+    return x @ (A * const(-1.0)), (x @ A) * const(-1.0)
+
+
+@law()
+def chosen_rows(x: value[n], y: value[n], r: relation):
+    """Rows of a product are products of rows."""
+    return (x * y) @ pick(r), (x @ pick(r)) * (y @ pick(r))
+
+
+@law()
+def one_of_shares(v: factors):
+    """The softmax of one score is 1."""
+    return product(const(1.0), turn(v), softmax), product(const(1.0), turn(v))
+
+
+@law()
+def one_of_largest(v: factors):
+    """The largest of one number is it."""
+    return product(const(1.0), turn(v), maximum), product(const(1.0), turn(v))
+
+
+@law(both=True)
+def factors_of_sums(a: value[h, n], b: value[h, n], P: where[prefix]):
+    """Terms of a sum are products, of factors in any order."""
+    return scan(a, b, summed, P), scan(b, a, summed, P)
+
+
+@law(both=True)
+def merged_in_order(a: factors, v: value[h, n], M: over, P: where[prefix]):
+    """Rows of one score for each key, by definition of a scan."""
+    return product(turn(a), v, M, P), scan(a, v, M, P)
+
+
+@law()
+def scores_of_alike_queries(a: alike[h, k], b: value[h, k], v: value[h, n], M: over, P: where[prefix]):
+    """A score is a sum of products, one number of each key where all queries are one."""
+    return product(product(a, turn(b)), v, M, P), product(turn((b * a) @ ones), v, M, P)
+
+
+@law(both=True)
+def states_of_sums(a: value[h, k], b: value[h, k], v: value[h, n], P: where[prefix]):
+    """A query reads the sum of keys times values, by definition."""
+    return product(product(a, turn(b)), v, summed, P), linear_attention(a, b, v, P)
+
+
+@law(both=True, largest=1.0)
+def states_that_decay(a: value[h, k], b: value[h, k], v: value[h, n], g: factors, P: where[up_to_each]):
+    """Powers of sums are products of powers: those of decays, by which a state is multiplied in turn."""
+    sums = scan(const(1.0), g)
+    between = sums + product(const(1.0), turn(sums @ (I * -1.0)))
+    return product(product(a, turn(b)) * (between @ exp), v, summed, P), gated_linear_attention(a, b, v, g @ exp, P)
+
+
+@law(both=True, largest=1.0)
+def columns_that_decay(a: value[h, k], b: value[h, k], v: value[h, n], g: value[h, k], P: where[up_to_each]):
+    """The same in each column of keys."""
+    sums = scan(const(1.0), g)
+    scores = product(a * (sums @ exp), turn(b * (sums @ (I * -1.0) @ exp)))
+    return product(scores, v, summed, P), gated_linear_attention(a, b, v, g @ exp, P)
 
 
 LAWS = collect(globals())

@@ -13,11 +13,11 @@ from sympy import sympify
 from opmatrix.algebra.shapes import N
 from opmatrix.algebra.term import Operator
 from rewrites.egraph.egraph import engine, rules, saturate
-from rewrites.egraph.template import Template, quoted
+from rewrites.egraph.template import Template, quoted, spell_values
 from rewrites.laws.facts import LAG_SUM
-from rewrites.laws.law import FLAGS, Law, Name, list_summands, normalised, right_linear
+from rewrites.laws.law import FITTING, FLAGS, Law, Name, list_summands, normalised, right_linear, up_to_each
 
-IMPLIED = {normalised: (right_linear,)}  # flags of a monoid
+IMPLIED = {normalised: (right_linear,), up_to_each: FITTING}  # flags of a monoid or a pattern
 
 # (alike a b): as many columns, (like a b): in as many heads too; of what is made on the way as well. (one a): of one
 # head. A number of one head, times which heads stay as they are, is a K_const.
@@ -48,7 +48,7 @@ def proved(statement: Law, rounds: int = 4) -> bool:
     the sizes that it says. A round more takes several times as long."""
     before, after = statement.sides()
     roots = {f"{name}{i}": term for name, side in (("left", before), ("right", after)) for i, term in enumerate(side)}
-    template = Template.of(roots)
+    template = spell_values(Template.of(roots), AXIOMS)
     named = {
         str(term.args[0]): name
         for name, term in template.instance(template.values).items()
@@ -62,7 +62,7 @@ def proved(statement: Law, rounds: int = 4) -> bool:
     for fact, *about in (guard.strip("()").split() for guard in statement.guards):
         if all(name in named for name in about):
             lines.append(f"({fact} {' '.join(named[name] for name in about)})")
-        elif fact in FLAGS and about[0] in chosen:
+        elif fact in (*FLAGS, *FITTING) and about[0] in chosen:
             lines += [f"({flag} {quoted(chosen[about[0]])})" for flag in (fact, *IMPLIED.get(fact, ()))]
     lines += [
         f"(single {named[name]})"

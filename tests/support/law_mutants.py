@@ -45,6 +45,7 @@ LACKING = {
     "level": "scores",
     "column": "value",
     "row_wise": "mixing",
+    "by_key": "value",
 }  # a fact, and what has it not
 ATTRIBUTES = "over", "where", "relation"
 FREE = {"value": "constant", "column": "scalar"}  # what does not depend on the input

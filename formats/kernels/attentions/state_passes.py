@@ -66,19 +66,6 @@ def pass_tile(none, c, state, row, band, lanes, doing):
 
 
 @njit(**HELPER)
-def pass_corrected(one, c, state, low, high, band, lanes, doing):
-    """Pass rows of a band by the delta rule."""
-    for row in range(low, high):
-        q, k, a, v, o = places_of(c, row, band)
-        b = c.b + 4 * (row * c.b_row + band // c.bands // c.b_of * c.b_head)
-        added = corrections(one, c, state, k, a, v, b, lanes)
-        if doing == ENTER_ALONE:
-            enter_rows(one, c, state, k, a, added)
-        else:
-            pass_rows(one, c, state, q, k, a, added, o, lanes)
-
-
-@njit(**HELPER)
 def ask_rows(start, step, rows, size):
     """Prefetch rows of so many bytes each: rows of one head are too far apart to be foreseen."""
     for row in range(rows):
@@ -100,6 +87,21 @@ def ask_chunk(c, low, high, band):
     ask_rows(v + 4 * low * c.v_row, 4 * c.v_row, high - low, 4 * STATE_COLUMNS)
     if c.o:
         ask_rows(o + 4 * low * c.o_row, 4 * c.o_row, high - low, 4 * STATE_COLUMNS)
+
+
+@njit(**HELPER)
+def pass_corrected(one, c, state, low, high, band, lanes, doing):
+    """Pass rows of a band by the delta rule."""
+    for row in range(low, high):
+        if (row - low) % PASSED_ROWS == 0:
+            ask_chunk(c, row + ROWS_A_PASS, min(row + ROWS_A_PASS + PASSED_ROWS, c.T), band)
+        q, k, a, v, o = places_of(c, row, band)
+        b = c.b + 4 * (row * c.b_row + band // c.bands // c.b_of * c.b_head)
+        added = corrections(one, c, state, k, a, v, b, lanes)
+        if doing == ENTER_ALONE:
+            enter_rows(one, c, state, k, a, added)
+        else:
+            pass_rows(one, c, state, q, k, a, added, o, lanes)
 
 
 @njit(**HELPER)

@@ -28,11 +28,24 @@ if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
 
 RateNumber = TypeVar("RateNumber", bound=np.floating)
-PRICED_AS = {  # price by whether there are decays, and corrections
-    (False, False): "recurrent",
-    (True, False): "recurrent.decayed",
-    (False, True): "recurrent.delta",
-    (True, True): "recurrent.gated_delta",
+
+
+class StepPriced(NamedTuple):
+    """Parts of a step on which its seconds depend, beside sizes: decays, corrections, and rows that read the state
+    behind the last one, which pass through it twice."""
+
+    decayed: bool
+    corrected: bool
+    whole: bool = False
+
+
+PRICED_AS = {
+    StepPriced(False, False): "recurrent",
+    StepPriced(True, False): "recurrent.decayed",
+    StepPriced(False, True): "recurrent.delta",
+    StepPriced(True, True): "recurrent.gated_delta",
+    StepPriced(False, False, True): "recurrent.whole",
+    StepPriced(True, False, True): "recurrent.decayed_whole",
 }
 
 
@@ -167,8 +180,8 @@ def read_empty(a: Arguments, of: Arguments) -> Iterator[RowState]:
     yield from read_passes(a, of, StatePasses.of(of, heads, lambda keys: empty))
 
 
-def time_recurrent(decayed: bool, corrected: bool) -> Callable[["Grid", "Numbers"], Iterator[Timed]]:
-    """Return the timed calls, with decays of each head or without, by the delta rule or not."""
+def time_recurrent(step: StepPriced) -> Callable[["Grid", "Numbers"], Iterator[Timed]]:
+    """Return the timed calls of such a step, with decays of each head."""
 
     def cases(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
         """Yield the sizes and the call for each batch and head shape."""
@@ -176,19 +189,20 @@ def time_recurrent(decayed: bool, corrected: bool) -> Callable[["Grid", "Numbers
             starts = np.cumsum([0, *lengths])
             for heads, cols in grid.heads:
                 q, out = numbers.some(starts[-1], heads, cols), numbers.room(starts[-1], heads, cols)
-                decays, betas = (q[:, :, :1] if there else None for there in (decayed, corrected))
+                decays, betas = (q[:, :, :1] if there else None for there in step[:2])
                 sizes: dict[str, float] = {"T": sum(lengths), "h": heads, "d": cols}
-                yield sizes, partial(compiled.recurrent, q, q, q, starts, out, decays, betas=betas)
+                yield sizes, partial(compiled.recurrent, q, q, q, starts, out, decays, step.whole, betas=betas)
 
     return cases
 
 
-def price_recurrent(decayed: bool, corrected: bool) -> Price:
+def price_recurrent(step: StepPriced) -> Price:
     """Return the price: multiply-adds of the state, numbers moved for each row."""
+    operations = 4 + step.decayed + (2 + step.decayed) * step.corrected
     return Price(
         (T * h * d * d, T * h * d),
-        lambda tile: Work(vector=(4 + decayed + (2 + decayed) * corrected) * T * h * d * d, moved=4 * T * h * d),
-        time_recurrent(decayed, corrected),
+        lambda tile: Work(vector=operations * T * h * d * d, moved=4 * T * h * d),
+        time_recurrent(step),
         common=False,
     )
 
@@ -212,11 +226,11 @@ def check_decays(a: Arguments, heads: int) -> None:
         raise ValueError(f"rates: {len(a.rates)} numbers, where {heads} or {heads * a.k.cols} are needed")
 
 
-def cost_recurrent(a: Arguments, heads: int, extents: Extents) -> Costs:
+def cost_recurrent(a: Arguments, heads: int, extents: Extents, whole: bool = False) -> Costs:
     """Return the price of as many rows, heads, and numbers of a state."""
     width = float(a.k.cols * a.v.cols) ** 0.5
-    name = PRICED_AS[a.decays is not None or a.rates is not None, a.betas is not None]
-    return [(name, {"T": extents[T], "h": heads, "d": width})]
+    step = StepPriced(a.decays is not None or a.rates is not None, a.betas is not None, whole)
+    return [(PRICED_AS[step], {"T": extents[T], "h": heads, "d": width})]
 
 
 @kernel(
@@ -224,7 +238,7 @@ def cost_recurrent(a: Arguments, heads: int, extents: Extents) -> Costs:
     row_mixing=True,
     carried_variant="carried_recurrent",
     kept_variant="keep_states",
-    prices={name: price_recurrent(*parts) for parts, name in PRICED_AS.items()},
+    prices={name: price_recurrent(step) for step, name in PRICED_AS.items()},
 )
 class recurrent(Arguments):
     """Each query times the sum of keys times values of its sequence up to its row, or of all of it; decays multiply the
@@ -265,7 +279,7 @@ class recurrent(Arguments):
 
     def cost(a, out: Heads, extents: Extents) -> Costs:
         """Return the price of as many rows, heads, and numbers of a state."""
-        return cost_recurrent(a, out.heads, extents)
+        return cost_recurrent(a, out.heads, extents, seen.pattern(a).whole)
 
     def borders(a) -> Collection[int]:
         """Return the rows at which the compiled `recurrent` takes another path."""
