@@ -6,11 +6,13 @@ from pathlib import Path
 from formats.core.errors import InputError
 from formats.disk.files import replacing, shown, writable
 from opmatrix.algebra import monoids
+from opmatrix.algebra.positions.patterns import everyone
 from opmatrix.algebra.term import Operator
 from rewrites.discovery.rounds import FoundLaw
 from rewrites.laws.law import Sort
 
 OPERATOR_SIGNS = {"add": "+", "mul": "*", "compose": "@"}
+SPELT_AS = {"related": "given"}  # kinds that are written by a function of another name
 LINE_COLUMNS = 120  # most columns of a line
 
 
@@ -89,7 +91,7 @@ def list_functions_of(entry: FoundLaw) -> Iterator[str]:
 def function_of(node: Operator) -> str:
     """Return the function that writes a node; empty for a variable and for a sign."""
     kind = node.kind.name
-    return "" if kind == "symbol" or kind in OPERATOR_SIGNS else kind
+    return "" if kind == "symbol" or kind in OPERATOR_SIGNS else SPELT_AS.get(kind, kind)
 
 
 def spell_side(term: Operator) -> str:
@@ -97,11 +99,11 @@ def spell_side(term: Operator) -> str:
     kind = term.kind.name
     if kind == "symbol":
         return str(term.args[0])
-    if not term.children:
+    if not term.children and not term.attributes:
         return kind
     if function_of(term):
-        attributes = () if monoids.sum in term.attributes else term.attributes
-        return f"{kind}({', '.join([*map(spell_side, term.children), *map(str, attributes)])})"
+        attributes = [] if monoids.sum in term.attributes else [one for one in term.attributes if one is not everyone]
+        return f"{function_of(term)}({', '.join([*map(spell_side, term.children), *map(str, attributes)])})"
     left, right = term.children
     return f"{enclosed(left, kind, first=True)} {OPERATOR_SIGNS[kind]} {enclosed(right, kind)}"
 
