@@ -73,3 +73,9 @@ def tell_payoffs(payoffs: Sequence[Payoff]) -> str:
     """Return a table of what laws pay, the most first."""
     ranked = sorted(payoffs, key=lambda one: -max(one.saved, one.memory_saved))
     return str(table([one.row() for one in ranked], PAYOFF_COLUMNS, left=(0,)))
+
+
+def price_laws(explored: Exploration, laws: Sequence[Law]) -> str:
+    """Search a model with laws, together and each alone, and return the table of what they pay."""
+    priced = [payoff for payoff, _ in find_payoffs(explored, laws)]
+    return "\n".join(filter(None, [f"{explored.name}: {explored.cost()}", explored.note, tell_payoffs(priced)]))
