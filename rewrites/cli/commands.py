@@ -600,12 +600,19 @@ def discover(
     pays: Annotated[
         str | None, typer.Option(metavar="MODEL", help="print what proved laws save in the search of this model")
     ] = None,
+    near: Annotated[
+        float | None, typer.Option(metavar="ERROR", help="find no laws, but terms that are so close on --on")
+    ] = None,
+    on: Annotated[str | None, typer.Option(metavar="MODEL", help="the model whose activations --near reads")] = None,
 ) -> None:
     """Find laws: small terms that agree on numbers, and do not follow from laws found before. Each is printed with its
     statement, its sorts, and its proof or its number of trials."""
-    from rewrites.cli.discovering import Discovering, check_out
+    from rewrites.cli.discovering import Discovering, check_out, find_near_terms
     from rewrites.discovery.small_terms import read_kinds
 
+    if near is not None or on is not None:
+        find_near_terms(near, on, size, out)
+        return
     possible({"--out": (None if resume else out, check_out)})
     command = f"opmatrix discover --kinds {kinds} --size {size} --seed {seed}"
     Discovering(command, out, resume, pays).run(read_kinds(kinds), size, seed, 60 * minutes)

@@ -6,13 +6,28 @@ from pathlib import Path
 
 from formats.core.errors import InputError
 from rewrites.cli.outputs import say
+from rewrites.discovery.near import propose_near, tell_near
 from rewrites.discovery.rounds import Discovery
 from rewrites.discovery.stated_laws import StatedEquation
 from rewrites.discovery.written import check_unused_place, describe_found, interrupted, read_interrupted, write_laws
 from rewrites.explain.exploring.exploration import explore
 from rewrites.explain.exploring.payoffs import price_laws
+from rewrites.workload.resolve import open_arguments
 
 check_out = check_unused_place
+
+
+def find_near_terms(near: float | None, on: str | None, size: int, out: Path | None) -> None:
+    """Print terms that are nearly equal on a model's activations. Raises InputError where an option is missing, and for
+    a file: proposals are no laws."""
+    if near is None or on is None:
+        raise InputError("--near and --on: give both, an error such as 0.02 and a model")
+    if not 0 < near < 1:
+        raise InputError(f"--near {near}: an error lies between 0 and 1")
+    if out is not None:
+        raise InputError(f"--out {out}: what is nearly equal is no law, and is written to no file: leave it out")
+    operator, workload, _ = open_arguments(on, None, None, None)
+    say(tell_near(propose_near(operator, workload.verify, near, size=size)))
 
 
 @dataclass(frozen=True)

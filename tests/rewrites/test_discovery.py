@@ -11,13 +11,15 @@ from opmatrix.algebra import monoids
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.relations import relation
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.operators import I, given, product, relu, row, turn, weight
+from opmatrix.algebra.operators import I, gelu, given, product, relu, row, turn, weight
+from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import KINDS, PROPERTIES, Operator
 from opmatrix.runtime.pricing import datasheet
 from rewrites.cli.commands import app
 from rewrites.discovery import rounds
 from rewrites.discovery.derived import Consequences
 from rewrites.discovery.fingerprints import Fingerprints, draw_variables
+from rewrites.discovery.near import propose_near, tell_near
 from rewrites.discovery.priced_sides import Pricer
 from rewrites.discovery.proved_laws import prove_equation
 from rewrites.discovery.rounds import Discovery, RoundCounts
@@ -309,3 +311,36 @@ def test_a_law_that_pays_is_told_with_what_it_saves():
     payoffs = [payoff for payoff, _ in find_payoffs(explored, [law])]
     assert [one.law for one in payoffs] == ["all together", law.name] and payoffs[1].saved > 0.03
     assert law.name in price_laws(explored, [law]) and f"{100 * payoffs[1].saved:.2f} %" in price_laws(explored, [law])
+
+
+# ---- nearly equal
+
+
+def test_terms_that_are_nearly_equal_are_proposals_with_measured_errors():
+    """GELU and its form by tanh, on what a small model reads before it; the error is numpy's own."""
+    rng = np.random.default_rng(0)
+    table, W = rng.normal(size=(20, 6)), rng.normal(size=(6, 5))
+    model, batch = weight(Data(table)) @ weight(Data(W)) @ gelu, Batch([np.arange(20)])
+    proposals = propose_near(model, batch, 0.02, ("gelu", "gelu_tanh", "relu"), 1)
+    (one,) = [one for one in proposals if spell_side(one.instead) == "x @ gelu_tanh"]
+    exact, other = (dense(weight(Data(table @ W)) @ function, batch) for function in (gelu, KINDS["gelu_tanh"]()))
+    assert one.function == "gelu" and one.worst == pytest.approx(
+        np.linalg.norm(other - exact) / np.linalg.norm(exact), rel=1e-9
+    )
+    assert all(1e-9 < each.worst <= 0.02 for each in proposals) and "gelu_tanh" in tell_near(proposals)
+    assert tell_near(propose_near(model, batch, 1e-7, ("gelu", "relu"), 1)) == "no term is that close at every place"
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--near", "0.02"], "give both"),
+        (["--on", "minilm"], "give both"),
+        (["--near", "2", "--on", "minilm"], "between 0 and 1"),
+        (["--near", "0.02", "--on", "minilm", "--out", "mine.py"], "no law"),
+    ],
+)
+def test_proposals_are_no_laws(arguments, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert words in str(CliRunner().invoke(app, ["discover", *arguments]).exception)
+    assert not [*tmp_path.iterdir()]
