@@ -601,7 +601,8 @@ def discover(
         str | None, typer.Option(metavar="MODEL", help="print what proved laws save in the search of this model")
     ] = None,
     near: Annotated[
-        float | None, typer.Option(metavar="ERROR", help="find no laws, but terms that are so close on --on")
+        float | None,
+        typer.Option(metavar="ERROR", help="propose terms that are so close to functions of --on, no laws"),
     ] = None,
     on: Annotated[str | None, typer.Option(metavar="MODEL", help="the model whose activations --near reads")] = None,
 ) -> None:

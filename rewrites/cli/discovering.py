@@ -10,6 +10,7 @@ from rewrites.discovery.near import propose_near, tell_near
 from rewrites.discovery.rounds import Discovery
 from rewrites.discovery.stated_laws import StatedEquation
 from rewrites.discovery.written import check_unused_place, describe_found, interrupted, read_interrupted, write_laws
+from rewrites.egraph.layers import outputs
 from rewrites.explain.exploring.exploration import explore
 from rewrites.explain.exploring.payoffs import price_laws
 from rewrites.workload.resolve import open_arguments
@@ -27,7 +28,8 @@ def find_near_terms(near: float | None, on: str | None, size: int, out: Path | N
     if out is not None:
         raise InputError(f"--out {out}: what is nearly equal is no law, and is written to no file: leave it out")
     operator, workload, _ = open_arguments(on, None, None, None)
-    say(tell_near(propose_near(operator, workload.verify, near, size=size)))
+    first = next(iter(outputs(operator).values()))
+    say(tell_near(propose_near(first, workload.verify, near, size=size)))
 
 
 @dataclass(frozen=True)
