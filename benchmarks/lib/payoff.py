@@ -19,7 +19,7 @@ from opmatrix.algebra.term import Operator, formula
 from opmatrix.models import build
 from opmatrix.runtime.pricing import datasheet
 from opmatrix.runtime.program import Program
-from rewrites.discovery.priced_sides import Pricer
+from rewrites.discovery.priced_sides import SidePricer
 from rewrites.discovery.rounds import Discovery, FoundLaw
 from rewrites.discovery.written import describe_found as describe_found
 from rewrites.explain.exploring.changes import share_by_kernel
@@ -187,7 +187,7 @@ def find_laws(rounds: Sequence[tuple[tuple[str, ...], int]], tell: Callable[[str
 
 def list_paying(found: Sequence[FoundLaw], tell: Callable[[str], object]) -> list[FoundLaw]:
     """Return the laws whose sides differ in price on some machine at some size."""
-    pricer, paying = Pricer([datasheet(name) for name in MACHINES]), list[FoundLaw]()
+    pricer, paying = SidePricer([datasheet(name) for name in MACHINES]), list[FoundLaw]()
     for one in found:
         if pricer.pays(one.law):
             paying.append(one)

@@ -19,12 +19,12 @@ from rewrites.laws.flat import flat
 
 COMBINED = "add", "mul", "compose"  # kinds that small terms are built of, beside functions
 ROWS_READ = 32  # most rows of each place
-EXACT = 1e-9  # relative: terms that are closer are equal, and of no interest here
+TOO_CLOSE = 1e-9  # relative: terms that are closer are equal, and of no interest here
 NEAR_COLUMNS = "instead of", "nearly equal", "error", "places", "errors"
 
 
 @dataclass(frozen=True)
-class Place:
+class FunctionPlace:
     """A function of a model, and what it reads there: (T, n)."""
 
     function: str
@@ -51,12 +51,12 @@ class NearlyEqual:
         return f"x @ {self.function}", spell_side(self.instead), f"{self.worst:.2g}", str(len(self.errors)), spread
 
 
-def find_places(model: Operator, batch: Batch) -> Iterator[Place]:
+def find_function_places(model: Operator, batch: Batch) -> Iterator[FunctionPlace]:
     """Yield each place of a model at which a named function is applied, with what it reads in a batch."""
     functions = {*list_functions()} - {"I", "ones"}
     for node in flat(model, I).walk():
         if node.kind.name == "compose" and (name := node.children[1].kind.name) in functions:
-            yield Place(name, np.asarray(dense(node.children[0], batch), np.float64))
+            yield FunctionPlace(name, np.asarray(dense(node.children[0], batch), np.float64))
 
 
 def list_candidates(functions: Sequence[str], size: int) -> Iterator[Operator]:
@@ -78,7 +78,7 @@ def propose_near(
 ) -> list[NearlyEqual]:
     """Return the terms that differ from a function of the model by at most `bound` at every place of it, and are not
     equal, the closest first; of terms that are equal there the smallest."""
-    places = list(find_places(model, batch))
+    places = list(find_function_places(model, batch))
     names = dict.fromkeys(place.function for place in places)
     candidates = list(list_candidates(functions or [one for one in list_functions() if one not in ("I", "ones")], size))
     near = [one for name in names for one in find_near(name, places, candidates, bound)]
@@ -86,7 +86,7 @@ def propose_near(
 
 
 def find_near(
-    name: str, places: Sequence[Place], candidates: Sequence[Operator], bound: float
+    name: str, places: Sequence[FunctionPlace], candidates: Sequence[Operator], bound: float
 ) -> Iterator[NearlyEqual]:
     """Yield the candidates that stand for one function within the bound, each result once."""
     read = [draw_place(place) for place in places if place.function == name]
@@ -94,7 +94,7 @@ def find_near(
     known = set[bytes]()
     for term in candidates:
         first = read[0].run(term)
-        if first.shape != wanted[0].shape or not EXACT < measure_error(first, wanted[0]) <= bound:
+        if first.shape != wanted[0].shape or not TOO_CLOSE < measure_error(first, wanted[0]) <= bound:
             continue
         errors = [measure_error(draw.run(term), result) for draw, result in zip(read, wanted, strict=True)]
         if max(errors) <= bound and (mark := round_off(first)) not in known:
@@ -102,7 +102,7 @@ def find_near(
             yield NearlyEqual(name, term, tuple(errors))
 
 
-def draw_place(place: Place) -> DrawnVariables:
+def draw_place(place: FunctionPlace) -> DrawnVariables:
     """Return the variable x as what a place reads, of at most ROWS_READ rows from first to last."""
     rows = np.unique(np.linspace(0, len(place.activations) - 1, ROWS_READ).astype(int))
     return DrawnVariables({"x": I}, place.activations[rows], Batch([np.zeros(len(rows), int)]))

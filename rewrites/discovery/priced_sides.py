@@ -28,7 +28,7 @@ PRICED_AT = (
     Situation("as columns become more", {h: 4, k: 32, n: 64, p: 256, q: 64}, (64, 64)),
     Situation("at one row", {h: 4, k: 32, n: 64, p: 64, q: 64}, (1,)),
 )
-PLAIN = {
+PLAIN_ATTRIBUTES = {
     "over": (monoids.sum, monoids.mean, monoids.softmax),
     "where": (sequence, everyone, causal),
 }  # attributes that every machine has kernels for
@@ -49,7 +49,7 @@ class SidePrice(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pricer:
+class SidePricer:
     """Machines on which the sides of laws are priced."""
 
     machines: Sequence[TimeModel]
@@ -75,7 +75,7 @@ class Pricer:
         once for each plain monoid and pattern with the flags of its sort."""
         sorts = {name: resize_sort(sort, situation.sizes) for name, sort in law.variables.items()}
         matrices = {name: as_matrix(sort) for name, sort in sorts.items()}
-        options = {name: list_plain(sort) for name, sort in sorts.items() if sort.name in PLAIN}
+        options = {name: list_plain(sort) for name, sort in sorts.items() if sort.name in PLAIN_ATTRIBUTES}
         for drawn_as in (sorts, matrices)[: 1 + (matrices != sorts)]:
             for number in range(max(map(len, options.values()), default=1)):
                 drawn = law.drawn(np.random.default_rng(self.seed), **drawn_as)
@@ -100,7 +100,7 @@ def as_matrix(sort: Sort) -> Sort:
 
 def list_plain(sort: Sort) -> list[object]:
     """Return the plain monoids or patterns that have the flags of a sort."""
-    return [one for one in PLAIN[sort.name] if all(getattr(one, str(flag), False) for flag in sort.sizes)]
+    return [one for one in PLAIN_ATTRIBUTES[sort.name] if all(getattr(one, str(flag), False) for flag in sort.sizes)]
 
 
 def as_rows(term: Operator) -> Operator:

@@ -20,7 +20,7 @@ from rewrites.discovery import rounds
 from rewrites.discovery.derived import Consequences
 from rewrites.discovery.fingerprints import Fingerprints, draw_variables
 from rewrites.discovery.near import propose_near, tell_near
-from rewrites.discovery.priced_sides import Pricer
+from rewrites.discovery.priced_sides import SidePricer
 from rewrites.discovery.proved_laws import prove_equation
 from rewrites.discovery.rounds import Discovery, RoundCounts
 from rewrites.discovery.small_terms import FOLLOWS, OPERAND_ROLES, SmallTerm, flagged_name, read_kinds, variable
@@ -294,7 +294,7 @@ def test_a_mean_over_a_relation_loses_a_constant_where_a_row_has_no_entry():
 
 
 def test_sides_of_equal_cost_pay_nothing():
-    pricer = Pricer([datasheet("A100"), datasheet("H100")])
+    pricer = SidePricer([datasheet("A100"), datasheet("H100")])
     assert not pricer.pays(equation(x + y, y + x).law("swapped"))
     assert pricer.pays(equation((x + y) @ U, x @ U + y @ U).law("spread_sum"))
 

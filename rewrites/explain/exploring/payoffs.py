@@ -1,4 +1,4 @@
-"""What laws pay in the search of a model: the predicted seconds and bytes that each saves alone, beside the seconds and
+"""Payoffs of laws in the search of a model: the predicted seconds and bytes that each saves alone, beside the seconds and
 nodes that it costs the search."""
 
 from collections.abc import Iterator, Sequence
@@ -9,11 +9,11 @@ from rewrites.explain.exploring.exploration import Exploration
 from rewrites.laws.law import Law
 
 PAYOFF_COLUMNS = "law", "time saved", "memory saved", "ms of search", "nodes more"
-TOGETHER = "all together"
+ALL_TOGETHER = "all together"
 
 
 class Payoff(NamedTuple):
-    """What laws change in a model's search: predicted seconds and stored bytes without and with them, seconds that the
+    """The effect of laws on a model's search: predicted seconds and stored bytes without and with them, seconds that the
     search takes more, nodes that its graphs have more. `cut`: a graph reached its budget."""
 
     law: str
@@ -48,7 +48,7 @@ def find_payoffs(explored: Exploration, laws: Sequence[Law]) -> Iterator[tuple[P
     """Yield what all laws pay together, then each alone, with the exploration that has them. A law that matches nowhere
     beside all others is searched no more: alone it matches no more."""
     all_of_them = explored.with_laws(*laws)
-    yield compare_searches(TOGETHER, explored, all_of_them), all_of_them
+    yield compare_searches(ALL_TOGETHER, explored, all_of_them), all_of_them
     cut = bool(all_of_them.structure.cut)
     for law in laws:
         if law.name in all_of_them.structure.fired or cut:
