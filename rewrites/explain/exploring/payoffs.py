@@ -1,5 +1,5 @@
-"""Payoffs of laws in the search of a model: the predicted seconds and bytes that each saves alone, beside the seconds and
-nodes that it costs the search."""
+"""Payoffs of laws in the search of a model: the predicted seconds and bytes that each saves alone, beside the seconds
+and nodes that it costs the search."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -13,8 +13,8 @@ ALL_TOGETHER = "all together"
 
 
 class Payoff(NamedTuple):
-    """The effect of laws on a model's search: predicted seconds and stored bytes without and with them, seconds that the
-    search takes more, nodes that its graphs have more. `cut`: a graph reached its budget."""
+    """The effect of laws on a model's search: predicted seconds and stored bytes without and with them, seconds that
+    the search takes more, nodes that its graphs have more. `cut`: a graph reached its budget."""
 
     law: str
     seconds: tuple[float, float]
