@@ -195,6 +195,8 @@ APART = {
     "models families": "optimises a model of every family, one of 135 million weights among them",
     "widths": "writes every family at real widths by transformers, and optimises each for up to a minute",
     "extraction search_laws": "runs rounds of discovery for minutes, and times nothing",
+    "extraction payoff": "runs rounds of discovery for minutes before it measures programs",
+    "fuzz false_equalities": "judges laws for minutes, and times nothing",
     "extraction xla_rules": "proves and refutes 242 equations, which tests do too, and times nothing",
     "experts": "makes stacks of weights beyond the caches, and asks peers for the same",
     "generation": "finds a program of 135 million weights, and writes text by it and by peers",

@@ -20,6 +20,7 @@ from lib.command import Figure, Parser, concluded, count, followed, listed, name
 import numpy as np
 from judge import AXIOMS, TRIED, Verdict, judge
 from law_mutants import Mutant, kernel_mutants, mutants
+from planted_equalities import LAWS, list_planted
 from poisoned import poison
 from proof_pairs import tabulated
 from random_models import random_config, random_weights
@@ -36,6 +37,7 @@ from opmatrix.display.tables import table
 from opmatrix.models import build
 from opmatrix.runtime.pricing import datasheet
 from opmatrix.runtime.program import Program
+from rewrites.discovery.stated_laws import judge as judge_law
 from rewrites.egraph.layers import outputs
 from rewrites.explain.exploring.exploration import explore
 from rewrites.extraction import Infeasible
@@ -640,5 +642,54 @@ def measure_laws_left_out() -> int:
     return int(bool(hiding))
 
 
+# ---- false_equalities
+
+FALSE_COLUMNS = "law", "wrong", "refused", "trials", "because"
+
+
+def judge_planted(at: int) -> list[tuple[str, str, bool, int, str]]:
+    """Judge the false equalities that are planted in one law, as discovery judges what it finds."""
+    rows = []
+    for one in list_planted([LAWS[at]]):
+        verdict = judge_law(one.law, 0)
+        rows.append((one.law.name, one.wrong, bool(verdict.refuted), verdict.trials, verdict.refuted))
+    return rows
+
+
+def measure_false_equalities() -> int:
+    """Plant false equalities in true laws, and judge each as discovery does: `python benchmarks/fuzz.py
+    false_equalities [--every 1] [--processes 2] [--csv OUT]`.
+
+    Each agrees with its law but at other sizes, beyond 30 columns, where two sizes are equal, at one row, at equal
+    rows, in a row without keys, by a ten millionth, in a guard, or in the order of operands. Each is false: a trial at
+    sizes that the judgement does not use shows it. `trials` agreed before one differed."""
+    parser = Parser(measure_false_equalities)
+    parser.add_argument("--every", type=count, default=1, metavar="N", help="plant in each N-th law")
+    parser.add_argument("--processes", type=count, default=2)
+    options = parser.parse_args()
+    takes(5 + 300 * 2 / options.processes / options.every)
+    rows = list[tuple[str, str, bool, int, str]]()
+    with ProcessPoolExecutor(options.processes) as pool:
+        for judged in pool.map(judge_planted, range(0, len(LAWS), options.every)):
+            rows += judged
+    kinds = Counter(wrong.split(",")[0] for _, wrong, *_ in rows)
+    refused = Counter(wrong.split(",")[0] for _, wrong, done, *_ in rows if done)
+    print(
+        table([(kind, str(many), str(refused[kind])) for kind, many in kinds.items()], ["wrong", "planted", "refused"])
+    )
+    taken = [f"{law}: {wrong}" for law, wrong, done, *_ in rows if not done]
+    print("\n".join(taken))
+    tabled(options.csv, [FALSE_COLUMNS, *rows])
+    concluded(options, [Figure(f"taken of {len(rows)} false equalities", len(taken), most=0)])
+    return int(bool(taken))
+
+
 if __name__ == "__main__":
-    command.run_parts(measure_drawn, measure_proofs, measure_mutants, measure_own_laws, measure_laws_left_out)
+    command.run_parts(
+        measure_drawn,
+        measure_proofs,
+        measure_mutants,
+        measure_own_laws,
+        measure_laws_left_out,
+        measure_false_equalities,
+    )

@@ -32,6 +32,9 @@ ROUNDS = (
     (("add", "product"), 2),
     (("compose", "product"), 2),
     (("product", "turn"), 2),
+    (("compose", "related"), 2),
+    (("compose", "pick"), 2),
+    (("add", "compose", "pick"), 2),
     (("add", "compose"), 3),
 )  # kinds and number of operators; what a law of the search needs
 MOST_OPERATORS = 4  # of a side, that discovery is asked for

@@ -601,28 +601,29 @@ def discover(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="a new Python file of the laws, for --laws")
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on where an interruption left the file of --out")
+    ] = False,
+    pays: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="print what proved laws save in the search of this model")
+    ] = None,
+    near: Annotated[
+        float | None,
+        typer.Option(metavar="ERROR", help="propose terms that are so close to functions of --on, no laws"),
+    ] = None,
+    on: Annotated[str | None, typer.Option(metavar="MODEL", help="the model whose activations --near reads")] = None,
 ) -> None:
     """Find laws: small terms that agree on numbers, and do not follow from laws found before. Each is printed with its
     statement, its sorts, and its proof or its number of trials."""
+    from rewrites.cli.discovering import Discovering, check_out, find_near_terms
     from rewrites.discovery.small_terms import read_kinds
-    from rewrites.discovery.written import check_unused_place
 
-    possible({"--out": (out, check_unused_place)})
-    chosen = read_kinds(kinds)
-
-    from rewrites.discovery.rounds import Discovery
-    from rewrites.discovery.written import describe_found, write_laws
-
-    discovery, start = Discovery(chosen, size, seed), time.perf_counter()
-    line = f"opmatrix discover --kinds {kinds} --size {size} --seed {seed}"
-    try:
-        for counts in discovery.run(60 * minutes):
-            say(f"{counts}")
-        discovery.drop_derived()
-    finally:  # an interruption keeps what was found
-        if out is not None and discovery.laws:
-            write_laws(out, discovery.laws, line)
-    say("\n".join(["", *map(describe_found, discovery.laws), "", discovery.summary(time.perf_counter() - start)]))
+    if near is not None or on is not None:
+        find_near_terms(near, on, size, out)
+        return
+    possible({"--out": (None if resume else out, check_out)})
+    command = f"opmatrix discover --kinds {kinds} --size {size} --seed {seed}"
+    Discovering(command, out, resume, pays).run(read_kinds(kinds), size, seed, 60 * minutes)
 
 
 @app.command()

@@ -68,6 +68,7 @@ def draw_once(rng: np.random.Generator, number: int) -> DrawnVariables:
     variables: DrawnValues = {
         name: drawn(rng, sort, name, number % len(list_ways(sort))) for name, sort in LETTERS.items()
     }
+    variables |= {name: draw_relation(name, number) for name in ("E", "F")}
     draw = DrawnVariables(variables, rng.normal(size=(sum(ROWS), INPUT)), ragged())
     for place, names in enumerate(OVER, number):
         monoid = names[0]
@@ -76,6 +77,13 @@ def draw_once(rng: np.random.Generator, number: int) -> DrawnVariables:
         several = [option for option in several if option[monoid] is monoids[place % len(monoids)]]
         variables |= several[number % len(several)]
     return draw
+
+
+def draw_relation(name: str, number: int) -> object:
+    """Return the relation of a variable in one draw: of those that checks use the most general, or, where each row has
+    one entry, each in turn."""
+    known = choices(OPEN_ATTRIBUTES[name])
+    return known[number % len(known)] if name == "F" else known[0]
 
 
 def list_finite(draw: DrawnVariables, names: tuple[str, str]) -> Iterator[DrawnValues]:

@@ -81,6 +81,7 @@ class Discovery:
     laws: list[FoundLaw] = field(default_factory=list)
     refuted: list[tuple[StatedEquation, str]] = field(default_factory=list)
     seen: set[tuple[Operator, Operator]] = field(default_factory=set)
+    done: int = 0  # rounds that ended
 
     def __post_init__(self) -> None:
         self.prints = Fingerprints(draw_variables(self.seed))
@@ -93,12 +94,21 @@ class Discovery:
                 yield from ((kinds, size) for kinds in combinations(self.kinds, number))
 
     def run(self, seconds: float) -> Iterator[RoundCounts]:
-        """Run rounds until none is left, or the seconds are spent when one would begin."""
+        """Run the rounds that did not end yet, until the seconds are spent when one would begin."""
         start = time.perf_counter()
-        for kinds, size in self.rounds():
+        for kinds, size in islice(self.rounds(), self.done, None):
             if time.perf_counter() - start > seconds:
                 return
-            yield self.run_round(kinds, size)
+            counts = self.run_round(kinds, size)
+            self.done += 1
+            yield counts
+
+    def resume(self, done: int, equations: Sequence[StatedEquation]) -> None:
+        """Go on behind the rounds that ended, with the laws of these equations: each is judged and proved again. The
+        same laws follow as without an interruption, as a round drops what follows from laws, whenever these came."""
+        self.done = done
+        for equation in equations:
+            self.consider(equation, RoundCounts((), 0))
 
     def run_round(self, kinds: tuple[str, ...], size: int) -> RoundCounts:
         """Enumerate the terms of a round, and take the laws among its equations."""

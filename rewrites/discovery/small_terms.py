@@ -7,13 +7,14 @@ from itertools import product as pairs
 
 from formats.core.errors import InputError, suggest_name
 from opmatrix.algebra import monoids, operators
-from opmatrix.algebra.operators import I
+from opmatrix.algebra.operators import I, given, pick
 from opmatrix.algebra.positions.patterns import everyone
 from opmatrix.algebra.shapes import N
 from opmatrix.algebra.term import KINDS, PROPERTIES, Operator
 from rewrites.laws.law import (
     Name,
     Sort,
+    any_relation,
     array,
     column,
     constant,
@@ -28,6 +29,7 @@ from rewrites.laws.law import (
     p,
     q,
     reflexive,
+    relation,
     right_linear,
     rotation,
     scores,
@@ -45,6 +47,8 @@ OPEN_ATTRIBUTES = {
     "N": over[normalised],
     "P": where,
     "Q": where[reflexive],
+    "E": any_relation,
+    "F": relation,
 }  # the most general first
 LETTERS = {
     "a": array[k, n],
@@ -86,7 +90,10 @@ OPERAND_ROLES = {
     "compose": ((VALUE, FOLLOWS), (FOLLOWS, FOLLOWS)),
     "product": ((VALUE, VALUE),),
     "turn": ((VALUE,),),
+    "related": ((VALUE,),),
+    "pick": (),
 }  # roles of the operands; the result has that of the first
+RELATED_OVER = "M", "L", "N"  # monoids of products over a relation
 OVER = (("M", "P"), ("L", "P"), ("S", "P"), ("N", "Q"))  # monoids and patterns that products are taken over
 
 
@@ -163,6 +170,7 @@ def list_leaves(kinds: Sequence[str]) -> Iterator[SmallTerm]:
             yield SmallTerm(variable(name), FOLLOWS, 0)
     if "compose" in kinds:
         yield SmallTerm(I, FOLLOWS, 0)
+        yield from (SmallTerm(pick(Name("F")), FOLLOWS, 0) for kind in kinds if kind == "pick")
         yield from (SmallTerm(KINDS[kind](), FOLLOWS, 0) for kind in kinds if kind not in OPERAND_ROLES)
 
 
@@ -183,6 +191,8 @@ def may_fit(kind: str, role: str, operands: Sequence[Operator]) -> bool:
 def list_attributes(kind: str, operands: Sequence[Operator]) -> list[tuple[object, ...]]:
     """Return the attributes that a kind takes over these operands: none, or monoids with patterns. Only scores, which
     have a column for each row, merge values by any monoid, and they are no product themselves."""
+    if kind == "related":
+        return [(monoids.sum, everyone), *((flagged_name(monoid), everyone) for monoid in RELATED_OVER)]
     if kind != "product":
         return [()]
     one, other = operands
@@ -222,6 +232,14 @@ def uses_first(term: Operator) -> bool:
     )
 
 
+def build_node(kind: str, operands: tuple[Operator, ...], attributes: tuple[object, ...]) -> Operator:
+    """Return a node of a kind; `related` is a product over an open relation. Raises TypeError or ValueError where the
+    operands do not fit."""
+    if kind == "related":
+        kind, operands = "product", (given(Name("E")), *operands)
+    return Operator(KINDS[kind], *operands, *attributes)
+
+
 @dataclass
 class Bank:
     """Terms of each size over which larger ones are built, by role."""
@@ -256,6 +274,6 @@ class Bank:
         """Yield the terms of a kind over these operands, once for each choice of attributes that fits."""
         for attributes in list_attributes(kind, operands):
             try:
-                yield SmallTerm(Operator(KINDS[kind], *operands, *attributes), role, size)
+                yield SmallTerm(build_node(kind, operands, attributes), role, size)
             except (TypeError, ValueError):
                 self.misfits += 1

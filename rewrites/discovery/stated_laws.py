@@ -19,7 +19,7 @@ from rewrites.discovery.small_terms import sort_of, variables_of
 from rewrites.discovery.witnesses import WITNESSES, list_monoids
 from rewrites.egraph.egraph import is_lone
 from rewrites.egraph.law_matches import build_over, describe_mismatch, find_mismatch
-from rewrites.laws.instances import RELATED
+from rewrites.laws.instances import relate
 from rewrites.laws.law import ROWS, Law, Sides, Sort, apart, h, input_columns, k, list_ways, n, p, q
 from rewrites.verify.user_laws import find_obstacle
 
@@ -80,8 +80,17 @@ class StatedEquation:
         return {name: add_heads(sort) for name, sort in sorts.items()} if self.headed else sorts
 
     def law(self, name: str) -> Law:
-        """Return the law of the equation, from the larger side to the smaller one, both ways where they are equal."""
-        return make_law(name, self, self.sorts, both=count_operators(self.left) == count_operators(self.right))
+        """Return the law of the equation, from the larger side to the smaller one; both ways where that ends."""
+        return make_law(name, self, self.sorts, both=self.reversible)
+
+    @property
+    def reversible(self) -> bool:
+        """True if the sides are equally large, or if the larger one has no part that the smaller one matches: written
+        for the smaller, it is not rewritten again."""
+        if count_operators(self.left) == count_operators(self.right):
+            return True
+        bound = {*variables_of(self.left)} == {*variables_of(self.right)}
+        return bound and not any(is_matched(self.right, part, {}) for part in self.left.walk())
 
     def undirected(self, name: str) -> Law:
         """Return the law without the facts that only direct laws, both ways."""
@@ -102,6 +111,15 @@ def add_heads(sort: Sort) -> Sort:
 def count_operators(term: Operator) -> int:
     """Return the number of operators of a term."""
     return bool(term.children) + sum(map(count_operators, term.children))
+
+
+def is_matched(pattern: Operator, term: Operator, bound: dict[Operator, Operator]) -> bool:
+    """True if a term is an instance of a pattern, whatever the sorts of its variables and its attributes. `bound`: the
+    variables so far, and what they stand for."""
+    if pattern.kind.name == "symbol":
+        return bound.setdefault(pattern, term) is term
+    same = pattern.kind is term.kind and len(pattern.children) == len(term.children)
+    return same and all(is_matched(a, b, bound) for a, b in zip(pattern.children, term.children, strict=True))
 
 
 def make_law(name: str, equation: StatedEquation, sorts: dict[str, Sort], both: bool) -> Law:
@@ -134,10 +152,9 @@ def differences(law: Law, situation: Situation, rng: np.random.Generator) -> Ite
     sorts = {name: resize_sort(sort, situation.sizes) for name, sort in law.variables.items()}
     batch = make_batch(situation.lengths)
     for variables in chain(draw_often(law, sorts, rng), draw_witnesses(law, sorts, rng)):
-        sides = law.of(variables)
-        x = draw_input(situation, input_columns(sides), rng)
         try:
-            yield compare_at(sides, x, batch)
+            sides = law.of(variables)
+            yield compare_at(sides, draw_input(situation, input_columns(sides), rng), batch)
         except (TypeError, ValueError, LookupError):
             continue
 
@@ -165,9 +182,8 @@ def resize_sort(sort: Sort, sizes: Mapping[Expr, int]) -> Sort:
 
 
 def make_batch(lengths: tuple[int, ...]) -> Batch:
-    """Return a batch of sequences of these lengths, with relations where it has the rows of a check."""
-    relations = RELATED if sum(lengths) == sum(ROWS) else {}
-    return Batch([np.zeros(length, int) for length in lengths], relations=relations)
+    """Return a batch of sequences of these lengths, with the relations of a check."""
+    return Batch([np.zeros(length, int) for length in lengths], relations=relate(sum(lengths)))
 
 
 def draw_input(situation: Situation, columns: int, rng: np.random.Generator) -> NDArray[np.float64]:

@@ -1,16 +1,22 @@
 """Found laws as text: for people, and as a Python file of laws that `--laws` takes as it is."""
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from formats.core.errors import InputError
-from formats.disk.files import replacing, shown, writable
+from formats.disk.files import read_text, replacing, shown, writable
 from opmatrix.algebra import monoids
+from opmatrix.algebra.positions.patterns import everyone
 from opmatrix.algebra.term import Operator
 from rewrites.discovery.rounds import FoundLaw
-from rewrites.laws.law import Sort
+from rewrites.discovery.small_terms import LETTERS, flagged_name, variable
+from rewrites.discovery.stated_laws import StatedEquation, count_operators
+from rewrites.laws.law import Law, Name, Sort
+from rewrites.verify.user_laws import load_laws
 
 OPERATOR_SIGNS = {"add": "+", "mul": "*", "compose": "@"}
+SPELT_AS = {"related": "given"}  # kinds that are written by a function of another name
 LINE_COLUMNS = 120  # most columns of a line
 
 
@@ -21,9 +27,10 @@ def check_unused_place(path: Path) -> None:
     writable(path)
 
 
-def write_laws(path: Path, laws: Sequence[FoundLaw], command: str) -> None:
-    """Write laws as a Python file. `command` is the command line that found them."""
-    check_unused_place(path)
+def write_laws(path: Path, laws: Sequence[FoundLaw], command: str, again: bool = False) -> None:
+    """Write laws as a Python file. `command` is the command line that found them; `again`: over the same file."""
+    if not again:
+        check_unused_place(path)
     with replacing(path) as out:
         out.write(spell_file(laws, command).encode())
 
@@ -39,6 +46,37 @@ def spell_file(laws: Sequence[FoundLaw], command: str) -> str:
         imports.insert(0, f"from opmatrix.algebra.operators import {', '.join(sorted(used))}")
     head = f'"""Laws of `{command}`."""\n\n' + "\n".join(wrapped for line in imports for wrapped in wrap(line))
     return "\n\n\n".join([head, *map(spell_law, laws)]) + "\n"
+
+
+def interrupted(command: str, done: int) -> str:
+    """Return what a file says of the rounds of a command that ended."""
+    return f"{command}`, interrupted behind {done} rounds; `--resume"
+
+
+def read_interrupted(path: Path, command: str) -> tuple[int, list[StatedEquation]]:
+    """Return the number of rounds that ended, and the equations of the laws so far, of a file that an interrupted
+    command wrote. Raises InputError for a file of another command, or of one that ended."""
+    declared = load_laws(path).laws
+    start = re.escape(interrupted(command, 0)).replace("behind\\ 0\\ rounds", r"behind (\d+) rounds")
+    if not (match := re.search(start, read_text(path))):
+        raise InputError(
+            f"{shown(path)}: no interrupted `{command}` wrote it: resume with the same kinds, size and seed"
+        )
+    return int(match[1]), [restate(law) for law in declared]
+
+
+def restate(law: Law) -> StatedEquation:
+    """Return the equation of a law that was read back."""
+    (left,), (right,) = law.of({name: restate_variable(name, sort) for name, sort in law.variables.items()})
+    headed = any(len(sort.sizes) > 1 and sort.name in ("value", "constant") for sort in law.variables.values())
+    return StatedEquation(left, right, count_operators(left) + count_operators(right), headed)
+
+
+def restate_variable(name: str, sort: Sort) -> object:
+    """Return a variable of the pool by its name."""
+    if name in LETTERS:
+        return variable(name)
+    return flagged_name(name) if sort.name in ("over", "where") else Name(name)
 
 
 def wrap(line: str) -> Iterator[str]:
@@ -89,7 +127,7 @@ def list_functions_of(entry: FoundLaw) -> Iterator[str]:
 def function_of(node: Operator) -> str:
     """Return the function that writes a node; empty for a variable and for a sign."""
     kind = node.kind.name
-    return "" if kind == "symbol" or kind in OPERATOR_SIGNS else kind
+    return "" if kind == "symbol" or kind in OPERATOR_SIGNS else SPELT_AS.get(kind, kind)
 
 
 def spell_side(term: Operator) -> str:
@@ -97,11 +135,11 @@ def spell_side(term: Operator) -> str:
     kind = term.kind.name
     if kind == "symbol":
         return str(term.args[0])
-    if not term.children:
+    if not term.children and not term.attributes:
         return kind
     if function_of(term):
-        attributes = () if monoids.sum in term.attributes else term.attributes
-        return f"{kind}({', '.join([*map(spell_side, term.children), *map(str, attributes)])})"
+        attributes = [] if monoids.sum in term.attributes else [one for one in term.attributes if one is not everyone]
+        return f"{function_of(term)}({', '.join([*map(spell_side, term.children), *map(str, attributes)])})"
     left, right = term.children
     return f"{enclosed(left, kind, first=True)} {OPERATOR_SIGNS[kind]} {enclosed(right, kind)}"
 

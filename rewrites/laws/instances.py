@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from formats.core.activation import ACTIVATIONS
 from opmatrix.algebra import monoids
@@ -40,11 +41,18 @@ from opmatrix.algebra.term import PROPERTIES, Operator
 ROWS, INPUT = (4, 1, 3), 5  # three sequences of unequal length, five input columns
 SWAPPED = relation("swapped", "T", "T")  # the tokens of a batch backwards
 BEHIND = relation("behind", "T", "T")  # rows with one entry up to all; random weights in a check
-RELATED = {
-    SWAPPED.name: np.eye(sum(ROWS))[::-1],
-    HELD.name: np.tri(sum(ROWS))[::-1],
-    BEHIND.name: np.tri(sum(ROWS))[::-1] * np.random.default_rng(1).normal(size=(sum(ROWS), 1)),
-}
+GAPS = relation("gaps", "T", "T")  # every other row has no entry
+
+
+def relate(rows: int) -> dict[str, NDArray[np.float64]]:
+    """Return the relations of a batch of so many rows, by name."""
+    triangle, weights = np.tri(rows)[::-1], np.random.default_rng(1).normal(size=(rows, 1))
+    gaps = np.arange(rows)[:, None] % 2
+    behind = triangle * weights
+    return {SWAPPED.name: np.eye(rows)[::-1], HELD.name: triangle, BEHIND.name: behind, GAPS.name: behind * gaps}
+
+
+RELATED = relate(sum(ROWS))
 SCATTERED = np.random.default_rng(0).integers(0, 2, (max(ROWS), max(ROWS)))
 earlier = Pattern("earlier", lambda query, key: key.position < query.position)  # the first token sees no key
 bent = I + tanh  # neither linear nor bounded
@@ -78,7 +86,7 @@ CHOICES: dict[str, Sequence[object]] = dict(
         patterns.mask(SCATTERED | np.eye(max(ROWS), dtype=int)) & patterns.sequence,
     ],
     relation=[GIVEN["last"], GIVEN["first"], SWAPPED],
-    any_relation=[BEHIND, SWAPPED, GIVEN["last"]],
+    any_relation=[BEHIND, GAPS, SWAPPED, GIVEN["last"]],
 )
 
 

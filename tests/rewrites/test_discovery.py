@@ -3,23 +3,33 @@ kinds follow from them. Equations that hold on some sizes or inputs alone are re
 
 import numpy as np
 import pytest
+from planted_equalities import CHANGES, LAWS, WRONG, list_planted
 from typer.testing import CliRunner
 
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
-from opmatrix.algebra.operators import I, product, relu, row, turn
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.relations import relation
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.operators import I, gelu, given, product, relu, row, turn, weight
+from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import KINDS, PROPERTIES, Operator
+from opmatrix.runtime.pricing import datasheet
 from rewrites.cli.commands import app
 from rewrites.discovery import rounds
 from rewrites.discovery.derived import Consequences
 from rewrites.discovery.fingerprints import Fingerprints, draw_variables
+from rewrites.discovery.near import propose_near, tell_near
+from rewrites.discovery.priced_sides import SidePricer
 from rewrites.discovery.proved_laws import prove_equation
 from rewrites.discovery.rounds import Discovery, RoundCounts
 from rewrites.discovery.small_terms import FOLLOWS, OPERAND_ROLES, SmallTerm, flagged_name, read_kinds, variable
 from rewrites.discovery.stated_laws import StatedEquation, count_operators, judge
 from rewrites.discovery.written import spell_side, write_laws
+from rewrites.explain.exploring.exploration import explore
+from rewrites.explain.exploring.payoffs import find_payoffs, price_laws
 from rewrites.laws import EXACT_LAWS
-from rewrites.laws.law import Law, constant, law, matrix, n, p, scores, stand_in, value
+from rewrites.laws.law import Law, Name, constant, find, law, matrix, n, p, scores, stand_in, value
 from rewrites.verify.user_laws import load_laws
 
 x, y, c, r = (variable(name) for name in "xycr")
@@ -129,6 +139,19 @@ def test_planted_equations_are_refused(sides):
     assert refused(equation(*sides).law("planted"))
 
 
+@pytest.mark.deep(every=36)
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
+def test_equalities_planted_in_true_laws_are_refused(law):
+    """At other sizes, at one row, at equal rows, in rows without keys, by a ten millionth, in a guard, in order."""
+    planted = list(list_planted([law]))
+    assert [str(one) for one in planted if not judge(one.law, 0).refuted] == []
+
+
+def test_equalities_are_planted_in_every_way():
+    laws = [find(LAWS, name) for name in ("late_values", "associate", "outward")]
+    assert {one.wrong.split(",")[0] for one in list_planted(laws)} == {*CHANGES, *WRONG.values()}
+
+
 def refused(law: Law) -> bool:
     verdict = judge(law, 0)
     return bool(verdict.refuted or verdict.unusable)
@@ -215,3 +238,109 @@ def test_the_command_prints_and_writes(tmp_path):
     assert done.exit_code == 0, done.output
     assert "x @ relu @ relu → x @ relu" in done.stdout and "relu" in out.read_text()
     assert isinstance(CliRunner().invoke(app, arguments).exception, InputError)
+
+
+def test_an_interrupted_run_goes_on_to_the_same_laws(tmp_path, monkeypatch):
+    """Interrupted inside a round, by an exception behind the second law."""
+    arguments = ["discover", "--kinds", "add,compose", "--size", "2", "--out"]
+    whole, parts = tmp_path / "whole.py", tmp_path / "parts.py"
+    assert CliRunner().invoke(app, [*arguments, str(whole)]).exit_code == 0
+    consider = Discovery.consider
+
+    def stop(self, *given):
+        if len(self.laws) == 2:
+            raise KeyboardInterrupt
+        consider(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Discovery, "consider", stop)
+        assert CliRunner().invoke(app, [*arguments, str(parts)]).exit_code
+    assert "interrupted behind" in parts.read_text()
+    assert isinstance(CliRunner().invoke(app, [*arguments, str(parts)]).exception, InputError)
+    done = CliRunner().invoke(app, [*arguments, str(parts), "--resume"])
+    assert done.exit_code == 0 and parts.read_text() == whole.read_text()
+
+
+def test_only_an_interrupted_run_of_the_same_command_goes_on(tmp_path):
+    out = tmp_path / "mine.py"
+    arguments = ["discover", "--kinds", "compose,relu", "--out", str(out)]
+    assert "--out" in str(CliRunner().invoke(app, [*arguments, "--resume"]).exception)
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    for more in ([], ["--seed", "1"]):
+        assert "no interrupted" in str(CliRunner().invoke(app, [*arguments, *more, "--resume"]).exception)
+
+
+# ---- what laws pay
+
+
+def spread_over_relations():
+    """The sum of two products over a relation, as it is found."""
+    related = given(Name("E"))
+    left = product(related, x, flagged_name("L")) + product(related, y, flagged_name("L"))
+    return StatedEquation(left, product(related, x + y, flagged_name("L")), 5)
+
+
+def test_a_mean_over_a_relation_of_a_sum_is_found_and_proved():
+    discovery = Discovery(("add", "related"), 3)
+    discovery.run_round(("add", "related"), 3)
+    wanted = spread_over_relations()
+    (one,) = [one for one in discovery.laws if one.equation.left is wanted.left]
+    assert one.equation.right is wanted.right and one.chain and one.law.both
+
+
+def test_a_mean_over_a_relation_loses_a_constant_where_a_row_has_no_entry():
+    left = product(given(Name("E")), c, N)
+    assert judge(StatedEquation(left, c, 1).law("planted"), 0).refuted
+
+
+def test_sides_of_equal_cost_pay_nothing():
+    pricer = SidePricer([datasheet("A100"), datasheet("H100")])
+    assert not pricer.pays(equation(x + y, y + x).law("swapped"))
+    assert pricer.pays(equation((x + y) @ U, x @ U + y @ U).law("spread_sum"))
+
+
+def test_a_law_that_pays_is_told_with_what_it_saves():
+    """A mean of each graph of the sum of two products: one row a graph is multiplied, not one row a node."""
+    rng = np.random.default_rng(0)
+    one, other = (weight(Data(rng.normal(size=(64, 64)))) for _ in range(2))
+    nodes = given("features", 64, "V")
+    model = product(given(relation("graphs", "G", "V")), nodes @ one @ relu + nodes @ other, monoids.mean)
+    batch = Batch(relations={"graphs": np.ones((2, 300))}, inputs={"features": rng.normal(size=(300, 64))})
+    explored = explore(model, batch, machine="A100")
+    law = spread_over_relations().law("spread_over_relations")
+    payoffs = [payoff for payoff, _ in find_payoffs(explored, [law])]
+    assert [one.law for one in payoffs] == ["all together", law.name] and payoffs[1].saved > 0.03
+    assert law.name in price_laws(explored, [law]) and f"{100 * payoffs[1].saved:.2f} %" in price_laws(explored, [law])
+
+
+# ---- nearly equal
+
+
+def test_terms_that_are_nearly_equal_are_proposals_with_measured_errors():
+    """GELU and its form by tanh, on what a small model reads before it; the error is numpy's own."""
+    rng = np.random.default_rng(0)
+    table, W = rng.normal(size=(20, 6)), rng.normal(size=(6, 5))
+    model, batch = weight(Data(table)) @ weight(Data(W)) @ gelu, Batch([np.arange(20)])
+    proposals = propose_near(model, batch, 0.02, ("gelu", "gelu_tanh", "relu"), 1)
+    (one,) = [one for one in proposals if spell_side(one.instead) == "x @ gelu_tanh"]
+    exact, other = (dense(weight(Data(table @ W)) @ function, batch) for function in (gelu, KINDS["gelu_tanh"]()))
+    assert one.function == "gelu" and one.worst == pytest.approx(
+        np.linalg.norm(other - exact) / np.linalg.norm(exact), rel=1e-9
+    )
+    assert all(1e-9 < each.worst <= 0.02 for each in proposals) and "gelu_tanh" in tell_near(proposals)
+    assert tell_near(propose_near(model, batch, 1e-7, ("gelu", "relu"), 1)) == "no term is that close at every place"
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--near", "0.02"], "give both"),
+        (["--on", "minilm"], "give both"),
+        (["--near", "2", "--on", "minilm"], "between 0 and 1"),
+        (["--near", "0.02", "--on", "minilm", "--out", "mine.py"], "no law"),
+    ],
+)
+def test_proposals_are_no_laws(arguments, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert words in str(CliRunner().invoke(app, ["discover", *arguments]).exception)
+    assert not [*tmp_path.iterdir()]

@@ -25,7 +25,7 @@ BY_AXIOMS = {
 }
 STANDINGS = {
     "split_keys": "needs more than 4 operators",
-    "pick_before": "has kinds that are not enumerated: pick",
+    "shift_twice": "has kinds that are not enumerated: shift",
     "join": "has several results",
     "late_values": search_laws.MISSED,
 }
