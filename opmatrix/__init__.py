@@ -28,6 +28,7 @@ Public names; `help(om.NAME)` describes each:
     formats      select, choose
     matrices     weight, const, Data, diag, diagonal, row, col, blocks, affine, I, ones, zero, cols, place
     functions    relu, log1p_relu, gelu, gelu_tanh, silu, softplus, elu, tanh, sigmoid, magnitude, ACTIVATIONS
+    clamped      clamped_gate, clamped_factor
     powers       capped, exp, expm1, log, square, rsqrt, reciprocal
     scans        scan, cumsum, segsum, decay, linear_attention, gated_linear_attention, delta_rule, gated_delta_rule
     rows         share, keep_top, layernorm, rmsnorm, unit_length, centre, mean, maximum, minimum, softmax
