@@ -24,7 +24,8 @@ from opmatrix.runtime.declarations.costs import (
 from opmatrix.runtime.declarations.kernel import Arguments, Declared
 from opmatrix.runtime.declarations.operands import Cache
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.kernels.attend import BEYOND, SEEN
+from opmatrix.runtime.kernels.attend import BEYOND
+from opmatrix.runtime.kernels.attend_cached import SEEN
 from opmatrix.runtime.scheme import Running
 from rewrites.lowering.calls import list_kernels, shapes
 
