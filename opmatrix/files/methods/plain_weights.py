@@ -46,7 +46,7 @@ QUANT_METHODS = {  # by quantization_config.quant_method
     ),
     "fp8": QuantMethod(fp8, (".weight_scale_inv", ".weight_scale"), (".weight", ".activation_scale", ".input_scale")),
     "fbgemm_fp8": QuantMethod(fbgemm_fp8, (".weight_scale",), (".weight", ".input_scale_ub")),
-    "mxfp4": QuantMethod(mxfp4, ("_blocks",), ("_scales",)),
+    mxfp4.__name__: QuantMethod(mxfp4, ("_blocks",), ("_scales",)),
     "bitsandbytes": QuantMethod(
         bitsandbytes,
         (".weight.absmax",),
