@@ -159,7 +159,7 @@ class CacheForms(NamedTuple):
             {step.output: call.shape for step, call in bound if isinstance(call.shape, Heads)},
             {step.output: (step.operands["x"], call.kernel.held_as) for step, call in bound if call.kernel.held_as},
             number,
-            {step.output: step.operands["x"] for step, _ in bound if step.kernel == "beside_columns"},
+            {step.output: step.operands[call.kernel.leading] for step, call in bound if call.kernel.leading},
         )
 
     def shared_columns(self, step: Step) -> int:

@@ -95,7 +95,9 @@ def test_values_that_are_columns_of_keys_have_no_cache():
 
 def test_no_more_columns_are_values_than_there_are():
     k = Cache(1, 8)
-    record = KERNELS["attention_cached"].record(q=Heads(4, 8), k=k, v=k, bias=None, scale=1.0, rows="all", values=9)
+    record = KERNELS["attention_cached"].record(
+        q=Heads(4, 8), k=k, v=k, bias=None, margin=None, scale=1.0, rows="all", values=9
+    )
     with pytest.raises(ValueError, match="values: 9 columns, but v has 8"):
         KERNELS["attention_cached"].shape(record)
 

@@ -91,6 +91,8 @@ class Declared:
     `padded` returns the result for a batch whose sequences are padded to one length, by the array functions of
     opmatrix/runtime/declarations/padded.py: programs are exported by it.
 
+    `leading`: the operand whose columns are the first ones of its result; values that are those of keys share a cache.
+
     `part`: its part in a layer, in a word, by which programs are read as models of a plain class.
 
     Used by checks: `borders`, the numbers of rows, or tokens of a sequence, at which it takes another path; `restrict`,
@@ -134,6 +136,7 @@ class Declared:
         self.product_pullback: ProductPullback | None = reading("product_pullback")
         self.padded: PaddedReader | None = reading("padded")
         self.part: str = reading("part", "")
+        self.leading: str = reading("leading", "")
         self.scratch: Callable[[Arguments], BufferSize] = reading("scratch", lambda _: BufferSize(0, 0))
         self.reads: Callable[[Arguments], Mapping[str, object]] = reading("reads", lambda _: {})
         self.limits: Callable[[Arguments], Mapping[str, int]] = reading("limits", lambda _: {})

@@ -1,7 +1,7 @@
 """softmax(q kᵀ · scale + bias) v, or softmax(cap · tanh(q kᵀ · scale)) v, in one pass, so that scores are never stored
 (Dao et al. 2022): of all queries, and of one a sequence. With fewer heads of k and v, or of q, each serves a group of
-the others; `where` is a pattern within sequences; a bias is a table of numbers by distance, a row a head or one for all;
-a margin of a head is less the score of its sink, a key without a value."""
+the others; `where` is a pattern within sequences; a bias is a table of numbers by distance, a row a head or one for
+all; a margin of a head is less the score of its sink, a key without a value."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial

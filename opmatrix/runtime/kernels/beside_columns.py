@@ -39,4 +39,4 @@ class beside_columns(Arguments):
         """Return the columns of g that are those of x, and those of y."""
         return {"x": g[..., : a.x.shape[2]], "y": g[..., a.x.shape[2] :]}
 
-    bound, cost = copied, one_pass("pick")
+    bound, cost, leading = copied, one_pass("pick"), "x"
