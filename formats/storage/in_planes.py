@@ -15,6 +15,7 @@ from formats.storage.half import FLOAT16_MAX
 from formats.storage.q4_1 import REGISTER_ROWS, WIDENINGS, Blocks
 
 MOST_LEVELS = 1 << 21  # levels of a file's blocks that are re-ordered at a time
+FLOAT32 = np.finfo(np.float32)
 MOST_FITS = 64  # fits of a fitted matrix, after which it no longer changes
 
 
@@ -223,8 +224,11 @@ def fitted_signed(layout: BlockLayout, groups: NDArray[np.float32]) -> BlockNumb
 
 
 def fitted_exponents(layout: BlockLayout, groups: NDArray[np.float32], least: NDArray[np.float32]) -> BlockNumbers:
-    """Return blocks (count, inputs, p) whose scales are the smallest powers of two that are no smaller than `least`."""
-    d = least_exponents(least)
+    """Return blocks (count, inputs, p) whose scales are the smallest powers of two that are no smaller than `least`.
+    Raises FormatError for a scale whose largest number is beyond float32."""
+    d, largest = least_exponents(least), np.float32(FLOAT32.max) / 2 ** np.ceil(np.log2(layout.values.max()))
+    if (beyond := least > largest).any():
+        raise FormatError(f"W has a scale of {least[beyond].max():.3g}, beyond {largest:.3g}: use another format")
     return BlockNumbers(nearest_levels(divided(groups, layout.widen_scales(d)[:, None]), layout.values), d)
 
 

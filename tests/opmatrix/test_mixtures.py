@@ -57,6 +57,8 @@ def held(found, x, gate, up, beside, down, k, activation="silu", residual=None, 
         most=k,
         activation=activation,
         bias=None if bias is None else bias.reshape(-1),
+        beside_bias=None,
+        beside_activation="",
     )
     exact = meaning(KERNELS["experts"], given, None)
     return abs(found - exact) <= bound(KERNELS["experts"], given)

@@ -244,6 +244,7 @@ def test_what_attention_reads_is_within_a_unit_of_bfloat16(rng):
         where="sequence",
         tile=256,
         bias=None,
+        margin=None,
         batch=Batch([range(16)]),
     )
     declared = KERNELS["attention"]

@@ -124,7 +124,7 @@ def test_a_kernel_that_shifts_its_bias_by_one_is_found(monkeypatch, kernel, more
 
     def shifted(*given, bias=None, **options):
         if bias is None:
-            *given, bias, options["cap"] = given
+            *given, bias, options["cap"], options["margin"] = given
         return right(*given, bias=np.ascontiguousarray(np.roll(bias, 1, 1)), **options)
 
     monkeypatch.setattr(kernels, kernel, shifted)
