@@ -172,7 +172,8 @@ def tanh(u: Reals) -> Reals:
 )
 def sigmoid(u: Reals) -> Reals:
     """The logistic function, 1 / (1 + e^-u)."""
-    return np.asarray(0.5 * (1 + np.tanh(u / 2)))
+    with np.errstate(over="ignore"):
+        return np.asarray(1 / (1 + np.exp(-u)))
 
 
 @activation(

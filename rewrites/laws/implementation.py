@@ -499,8 +499,8 @@ def relations() -> Iterator[Implementation]:
             variables | dict(q=single_query[h, n], **SEEN) | once,
             {"query": lambda at: at.picked("q")},
         )
-        if parts.biased:
-            continue  # no term has the distances of rows of caches
+        if parts.biased or parts.sunk:
+            continue  # no term has the distances of rows of caches, nor the mass of their scores
         of_caches = {name: replace(sort, space="C") if name in "kv" else sort for name, sort in variables.items()}
         yield Implementation(
             f"{name}_cached",
