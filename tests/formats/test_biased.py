@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from arrays import numbers, room, within
+from arrays import numbers, operands, paged, room, within
 from doors import near, softly
 
 from formats import Mask, kernels
@@ -28,10 +28,6 @@ def wanted(q, k, v, starts, bias, reach=(FAR, FAR)):
             softly(SCALE * q[:, a:b] @ k[:, a:b].swapaxes(1, 2) + near(bias, range(b - a), b - a), v[:, a:b], seen)
         )
     return tuple(np.concatenate(each) for each in zip(*parts, strict=True))
-
-
-def operands(rng, T, h=4, g=2, d=20, e=24):
-    return numbers(rng, T, h, d), numbers(rng, T, g, d), numbers(rng, T, g, e)
 
 
 @pytest.mark.parametrize("lengths", [[1], [3, 5], [47, 48, 49, 130], [600]], ids=str)
@@ -100,14 +96,8 @@ def cached():
     """Rows of one sequence of more than a chunk, whose pages do not follow one another, and what each row means."""
     rng, T = np.random.default_rng(5), CHUNK + 70
     q, k, v = operands(rng, T)
-    bias, pages = numbers(rng, 4, 2 * 90 + 1), -(-T // PAGE)
-    order = rng.permutation(pages)
-    before = np.full(pages, -1)
-    before[order[1:]] = order[:-1]
-    slots = (order[:, None] * PAGE + np.arange(PAGE)).ravel()[:T]
-    caches = [np.zeros((pages * PAGE, *each.shape[1:]), np.float32) for each in (k, v)]
-    for cache, each in zip(caches, (k, v), strict=True):
-        cache[slots] = each
+    bias = numbers(rng, 4, 2 * 90 + 1)
+    caches, slots, before = paged(rng, k, v)
     return q, caches, slots, before, bias, wanted(q, k, v, [0, T], bias, (FAR, 0))
 
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from arrays import numbers, room, within
+from arrays import numbers, operands, paged, room, within
 from doors import softly
 
 from formats import Mask, kernels
@@ -33,10 +33,6 @@ def wanted(q, k, v, starts, margin, reach=(FAR, FAR)):
         parts.append(softly(scores, values, seen))
     exact, bound = (np.concatenate(each) for each in zip(*parts, strict=True))
     return exact, bound + 2.0**-100 * abs(v).sum((0, 1)).max()
-
-
-def operands(rng, T, h=4, g=2, d=20, e=24):
-    return numbers(rng, T, h, d), numbers(rng, T, g, d), numbers(rng, T, g, e)
 
 
 @pytest.mark.parametrize("lengths", [[1], [3, 5], [47, 48, 49, 130], [600]], ids=str)
@@ -81,14 +77,7 @@ def test_rows_over_caches(heads, shared, sizes):
     rng, T = np.random.default_rng(5), CHUNK + 70
     margin = np.resize(MARGINS[sizes], heads)
     q, k, v = operands(rng, T, heads, shared)
-    pages = -(-T // PAGE)
-    order = rng.permutation(pages)
-    before = np.full(pages, -1)
-    before[order[1:]] = order[:-1]
-    slots = (order[:, None] * PAGE + np.arange(PAGE)).ravel()[:T]
-    caches = [np.zeros((pages * PAGE, *each.shape[1:]), np.float32) for each in (k, v)]
-    for cache, each in zip(caches, (k, v), strict=True):
-        cache[slots] = each
+    caches, slots, before = paged(rng, k, v)
     found = {}
     for threads in (1, 2):
         with limit(threads):

@@ -138,14 +138,15 @@ def test_embeddings_are_those_of_sentence_transformers():
 
 @pytest.mark.parametrize("family", LEFT_OUT)
 def test_a_key_that_is_left_out_has_the_default_of_its_family(family):
-    """Of every key that a family reads and transformers declares."""
+    """Of every key that a family reads and transformers declares, or has once a config is made."""
     kind = transformers.CONFIG_MAPPING[family]
     fields = {name: each.default for name, each in kind.__dataclass_fields__.items()}
     for name, key in FAMILIES[family].keys.items():
         called = key.called or name
         said = LEFT_OUT[family].get(called, key.default)
         if called in fields:
-            assert said == fields[called] or not (said or fields[called]), (called, said)
+            made = fields[called] if said is None else fields[called] or getattr(kind(), called)
+            assert said == made or not (said or made), (called, said)
         elif called == "rope_theta":
             base = kind.default_theta  # of each kind of layers, where there are several
             assert said == (base["global"] if isinstance(base, dict) else base)

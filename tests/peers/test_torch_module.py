@@ -101,7 +101,7 @@ def test_a_saved_directory_is_opened_by_the_peers_class(both, place):
     np.testing.assert_array_equal(om.SentenceTransformer(str(folder)).encode(TEXTS), ours.encode(TEXTS))
 
 
-def test_what_does_not_embed_is_refused(place, monkeypatch):
+def test_what_does_not_embed_is_refused(both, place, monkeypatch):
     from rewrites.encoders.torch_module import as_sentence_transformer
 
     encoders.keep_in(monkeypatch, place / "cache")
@@ -109,4 +109,4 @@ def test_what_does_not_embed_is_refused(place, monkeypatch):
     with pytest.raises(InputError, match="it scores texts and has no embedding"):
         as_sentence_transformer(om.CrossEncoder(home).program)
     with pytest.raises(InputError, match="text 1 is"):
-        as_sentence_transformer(str(place / "model"))[0].preprocess(["a", ("b", "c")])
+        both[1][0].preprocess(["a", ("b", "c")])

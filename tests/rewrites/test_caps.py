@@ -3,6 +3,7 @@ gradients; and what is refused."""
 
 import numpy as np
 import pytest
+from attended import pulls_as_differences, steps_as_whole_texts
 from searched import KINDS, structure
 
 import opmatrix as om
@@ -11,8 +12,6 @@ from opmatrix.algebra.operators import I, attention_capped, capped, heads, pick,
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.positions.patterns import causal, sequence, window
 from opmatrix.autodiff.pullback import pullback
-from opmatrix.inference.cached import cached
-from opmatrix.runtime.kernels import KERNELS
 from rewrites.lowering.narrowing import narrows
 from rewrites.verify import verify_exact, verify_steps
 from rewrites.verify.programs import unrounded
@@ -87,33 +86,13 @@ def test_of_one_row_a_sequence_one_query_is_left():
 
 @pytest.mark.parametrize("case", ["causal", "a window"])
 def test_a_session_gives_what_whole_texts_give(case):
-    operator, text = CASES[case], np.random.default_rng(3).integers(0, WORDS, 40)
-    program, _ = structure(operator, batch=BATCH).program({})
-    session = cached(program).start(capacity=64)
-    one = session.join()
-    rows = [session.step({one: text[lo:hi]}) for lo, hi in ((0, 17), (17, 18), (18, 40))]
-    again = cached(program).start(capacity=64)
-    whole = again.step({again.join(): text})
-    assert np.array_equal(np.concatenate(rows), whole)
-    np.testing.assert_allclose(whole, dense(operator, Batch([text])), rtol=1e-4, atol=1e-5)
+    steps_as_whole_texts(CASES[case], BATCH, WORDS)
 
 
 @pytest.mark.parametrize("case", ["causal", "no groups"])
 def test_gradients_are_those_of_differences(case):
     """Of steps, as terms of a model that learns are."""
-    program, _ = structure(CASES[case], batch=BATCH).program({})
-    calls = program.schedule.calls[program.schedule.first :]
-    [call] = [call for call in calls if call.kernel.name == "attention"]
-    rng, bound = np.random.default_rng(2), vars(call.bound)
-    given = {name: rng.normal(size=(25, bound[name].heads, bound[name].cols)) for name in "qkv"}
-    record = lambda given: call.kernel.record(**{**bound, **given, "batch": BATCH})
-    y = KERNELS["attention"].reference(record(given))
-    g = rng.normal(size=y.shape)
-    pulled = KERNELS["attention"].pullback(record(given), g[None])
-    for name in "qkv":
-        way = rng.normal(size=given[name].shape)
-        ends = [KERNELS["attention"].reference(record(given | {name: given[name] + s * 1e-6 * way})) for s in (1, -1)]
-        assert (pulled[name][0] * way).sum() == pytest.approx(((ends[0] - ends[1]) * g).sum() / 2e-6, rel=1e-5)
+    pulls_as_differences(CASES[case], BATCH)
 
 
 def test_a_term_that_learns_has_its_cotangent():
