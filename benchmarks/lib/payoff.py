@@ -7,6 +7,8 @@ from operator import matmul
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
+from lib.search_laws import PAIRS, discover
+
 import numpy as np
 from scipy.sparse import csr_array
 
@@ -20,7 +22,7 @@ from opmatrix.models import build
 from opmatrix.runtime.pricing import datasheet
 from opmatrix.runtime.program import Program
 from rewrites.discovery.priced_sides import SidePricer
-from rewrites.discovery.rounds import Discovery, FoundLaw
+from rewrites.discovery.rounds import FoundLaw
 from rewrites.discovery.written import describe_found as describe_found
 from rewrites.explain.exploring.changes import share_by_kernel
 from rewrites.explain.exploring.exploration import Exploration, explore
@@ -34,12 +36,7 @@ ROUNDS = (
     (("add",), 2),
     (("compose",), 2),
     (("product",), 2),
-    (("add", "compose"), 2),
-    (("mul", "compose"), 2),
-    (("add", "product"), 2),
-    (("compose", "product"), 2),
-    (("product", "turn"), 2),
-    (("compose", "related"), 2),
+    *PAIRS,
     (("mul", "related"), 2),
     (("add", "related"), 3),
     (("compose", "pick"), 2),
@@ -178,9 +175,7 @@ FAMILIES: dict[str, Callable[[], Family]] = {name: (lambda name=name: open_confi
 
 def find_laws(rounds: Sequence[tuple[tuple[str, ...], int]], tell: Callable[[str], object]) -> list[FoundLaw]:
     """Return the proved laws of these rounds, none of which follows from others."""
-    discovery = Discovery(tuple(dict.fromkeys(kind for kinds, _ in rounds for kind in kinds)), rounds[-1][1])
-    for kinds, size in rounds:
-        tell(str(discovery.run_round(kinds, size)))
+    discovery = discover(rounds, tell)
     discovery.drop_derived()
     return [one for one in discovery.laws if one.chain]
 

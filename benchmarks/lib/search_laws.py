@@ -19,6 +19,14 @@ from rewrites.laws.proving.values import VALUE_LAWS
 from rewrites.proofs.equations import TriedEquation
 from rewrites.proofs.open_attributes import close_term
 
+PAIRS = (
+    (("add", "compose"), 2),
+    (("mul", "compose"), 2),
+    (("add", "product"), 2),
+    (("compose", "product"), 2),
+    (("product", "turn"), 2),
+    (("compose", "related"), 2),
+)  # pairs of kinds, and number of operators
 ROUNDS = (
     (("add",), 1),
     (("mul",), 1),
@@ -27,12 +35,7 @@ ROUNDS = (
     (("compose",), 2),
     (("turn",), 2),
     (("product",), 2),
-    (("add", "compose"), 2),
-    (("mul", "compose"), 2),
-    (("add", "product"), 2),
-    (("compose", "product"), 2),
-    (("product", "turn"), 2),
-    (("compose", "related"), 2),
+    *PAIRS,
     (("compose", "pick"), 2),
     (("add", "compose", "pick"), 2),
     (("add", "compose"), 3),

@@ -81,16 +81,22 @@ def slope_of_gelu_tanh(u: Reals) -> Any:
     return 0.5 * (1 + t) + 0.5 * u * (1 - t * t) * c * (1 + 3 * 0.044715 * u * u)
 
 
+def logistic(u: Reals) -> Reals:
+    """Return σ(u) = 1 / (1 + e^-u), without cancelling far below 0."""
+    with np.errstate(over="ignore"):
+        return np.asarray(1 / (1 + np.exp(-u)))
+
+
 def slope_of_silu(u: Reals) -> Any:
     """Compute the derivative of u σ(u), which is σ(u) (1 + u (1 - σ(u)))."""
-    y = 0.5 * (1 + np.tanh(u / 2))
+    y = logistic(u)
     return y * (1 + u * (1 - y))
 
 
 def slope_of_clamped_gate(u: Reals) -> Reals:
     """Compute the derivative of v σ(s v), v = min(u, 7): σ (1 + s v (1 - σ)) up to 7, then 0."""
     v = np.minimum(u, CLAMPED)
-    y = 0.5 * (1 + np.tanh(GATE_SLOPE / 2 * v))
+    y = logistic(GATE_SLOPE * v)
     return np.asarray(np.where(u < CLAMPED, y * (1 + GATE_SLOPE * v * (1 - y)), 0.0))
 
 
@@ -131,7 +137,7 @@ def gelu_tanh(u: Reals) -> Any:
 @activation(1.13, 12, vector="silu_of", called=("silu", "swish"), maps_zero_to_zero=True, derivative=slope_of_silu)
 def silu(u: Reals) -> Any:
     """u times its logistic function (Elfwing et al. 2018, arXiv:1702.03118)."""
-    return damp(u, 0.5 * (1 + np.tanh(u / 2)))
+    return damp(u, logistic(u))
 
 
 @activation(
@@ -172,8 +178,7 @@ def tanh(u: Reals) -> Reals:
 )
 def sigmoid(u: Reals) -> Reals:
     """The logistic function, 1 / (1 + e^-u)."""
-    with np.errstate(over="ignore"):
-        return np.asarray(1 / (1 + np.exp(-u)))
+    return logistic(u)
 
 
 @activation(
@@ -200,7 +205,7 @@ def rsqrt(u: Reals) -> Reals:
     return 1 / np.sqrt(u)
 
 
-@activation(1.0, 14, keeps_order=True, derivative=lambda u: 0.5 * (1 + np.tanh(u / 2)))
+@activation(1.0, 14, keeps_order=True, derivative=logistic)
 def softplus(u: Reals) -> Reals:
     """The logarithm of 1 + e^u, a smooth relu (Dugas et al. 2001)."""
     return np.logaddexp(0, u)
@@ -237,7 +242,7 @@ def log1p_relu(u: Reals) -> Reals:
 def clamped_gate(u: Reals) -> Reals:
     """v σ(1.702 v), where v is u, and 7 above: the gates of gpt-oss (OpenAI 2025, arXiv:2508.10925)."""
     v = np.minimum(u, CLAMPED)
-    share: Reals = damp(v, 0.5 * (1 + np.tanh(GATE_SLOPE / 2 * v)))
+    share: Reals = damp(v, logistic(GATE_SLOPE * v))
     return share
 
 

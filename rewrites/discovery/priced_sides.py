@@ -10,7 +10,7 @@ import numpy as np
 
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
-from opmatrix.algebra.batch.extents import Extents, collect_needs
+from opmatrix.algebra.batch.extents import collect_needs
 from opmatrix.algebra.operators import product, weight
 from opmatrix.algebra.positions.patterns import causal, everyone, sequence
 from opmatrix.algebra.term import Operator
@@ -86,7 +86,9 @@ class SidePricer:
         batch = make_batch(situation.lengths)
         try:
             left, right = (as_rows(sides[0]) for sides in law.of(variables))
-            spaces = [open_space(side, self.machines[0], batch.extents(*collect_needs(side))) for side in (left, right)]
+            spaces = [
+                SearchSpace(side, (), self.machines[0], batch.extents(*collect_needs(side))) for side in (left, right)
+            ]
             for machine in self.machines:
                 yield SidePrice(name_machine(machine), situation.words, *(price_on(one, machine) for one in spaces))
         except (InputError, Infeasible, TypeError, ValueError, LookupError):
@@ -107,11 +109,6 @@ def as_rows(term: Operator) -> Operator:
     """Return a term as rows of a batch: an array of other rows behind a factor for each row."""
     rows = term.out.rows
     return term if not isinstance(rows, int) else product(weight(np.ones((INPUT, rows))), term)
-
-
-def open_space(term: Operator, machine: TimeModel, extents: Extents) -> SearchSpace:
-    """Return the programs of a term as it is written."""
-    return SearchSpace(term, (), machine, extents)
 
 
 def price_on(space: SearchSpace, machine: TimeModel) -> float:

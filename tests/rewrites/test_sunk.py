@@ -3,13 +3,12 @@ refused. And experts whose factors have biases and a function."""
 
 import numpy as np
 import pytest
-from attended import pulls_as_differences, steps_as_whole_texts
+from attended import BATCH, WORDS, H, N, drawn, projected, pulls_as_differences, steps_as_whole_texts
 from searched import KINDS, structure
 
 import opmatrix as om
 from formats.core.errors import InputError
-from opmatrix.algebra.batch.batch import Batch
-from opmatrix.algebra.operators import I, attention_sunk, const, heads, pick, repeat, weight
+from opmatrix.algebra.operators import I, attention_sunk, const, heads, pick, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.positions.patterns import causal, sequence, window
 from opmatrix.inference.cached_terms import cached_model
@@ -18,20 +17,12 @@ from rewrites.lowering.narrowing import narrows
 from rewrites.verify import verify_exact, verify_steps
 from rewrites.verify.programs import unrounded
 
-WORDS, N, H = 30, 24, 4
-BATCH = Batch([[3, 4, 5, 6, 7, 9, 20, 2, 11], [8], [9, 2, 10, 11, 4, 4, 0, 2, 3, 1, 1, 1, 5, 6, 7]])
-
-
-def drawn(*shape, seed=0):
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
 
 def attending(where=sequence & causal, shared=2, size=1.0, seed=0):
     """Embeddings, attention beside sinks, and what is added to."""
-    Q, K, V = (weight(drawn(N, columns, seed=seed + s) / 3) for s, columns in enumerate((N, 6 * shared, 6 * shared), 1))
-    k, v = (W @ heads(shared) @ repeat(H) for W in (K, V))
+    q, k, v = projected(shared, seed)
     margin = const(size * drawn(H, seed=9)) @ heads(H)
-    mixed = attention_sunk(Q @ heads(H), k, v, where, margin) @ heads(H).T
+    mixed = attention_sunk(q, k, v, where, margin) @ heads(H).T
     return weight(drawn(WORDS, N, seed=seed)) @ (I + mixed)
 
 
@@ -83,7 +74,7 @@ def test_of_one_row_a_sequence_one_query_is_left():
 
 @pytest.mark.parametrize("case", ["causal", "a window"])
 def test_a_session_gives_what_whole_texts_give(case):
-    steps_as_whole_texts(CASES[case], BATCH, WORDS)
+    steps_as_whole_texts(CASES[case])
 
 
 def test_no_term_of_caches_has_sinks():
@@ -94,7 +85,7 @@ def test_no_term_of_caches_has_sinks():
 @pytest.mark.parametrize("case", ["causal", "no groups"])
 def test_gradients_are_those_of_differences(case):
     """Of steps, as terms of a model that learns are."""
-    pulls_as_differences(CASES[case], BATCH)
+    pulls_as_differences(CASES[case])
 
 
 def test_scores_beside_sinks_are_not_narrowed():
