@@ -25,9 +25,11 @@ from opmatrix.parallel.axes.known_axes import COPYING_AXES, PLANNED_AXES, farthe
 from opmatrix.parallel.cost.expert_work import (
     EXPERT_STEPS,
     ProductSides,
+    RowRouting,
     count_experts,
     expert_products,
     made_by_experts,
+    row_routing,
 )
 from opmatrix.parallel.cost.quantities import Formula, Powers, multiply
 from opmatrix.parallel.cost.step_costs import BackwardBooked, Chunk, training_step
@@ -115,6 +117,7 @@ class ModelWork(NamedTuple):
     tied: bool
     experts: int = 0  # experts of a layer
     causal: bool = True  # no token sees those behind it, so half of all pairs have scores
+    routing: RowRouting = RowRouting()  # of rows to experts
     latent: int = 0  # numbers of a row that keys and values of all heads are made of; 0 where heads have their own
 
     @property
@@ -188,6 +191,7 @@ def read_model(config: str, context: str, sequence: bool, dropout: float) -> Mod
         shares_table(chunks[:lo], chunks[hi:]),
         count_experts(settings),
         looks_back(model),
+        row_routing(sizes),
         latent_numbers(model),
     )
 

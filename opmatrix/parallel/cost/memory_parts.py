@@ -7,6 +7,7 @@ from opmatrix.parallel.cost.quantities import Formula, Quantity, add_all, least,
 from opmatrix.parallel.cost.step_parts import (
     PartSeconds,
     Setting,
+    first_share,
     fullest_share,
     layer_parameters,
     made_numbers,
@@ -22,13 +23,8 @@ PRODUCT_INPUTS = "input", "weight in", "product in"
 
 def memory_parts(setting: Setting) -> PartSeconds:
     """Return the bytes that are allocated at the peak, by part."""
-    strategy = setting.strategy
-    schedule = SCHEDULES[strategy.schedule]
-    if schedule.chunked:
-        schedule = USUAL_SCHEDULE  # its virtual stages hold a factor more: `chunks`
-    held = schedule.held(0, strategy.pp, setting.micro_batches, 1)
-    chunks = 1 + (strategy.pp - 1) / (strategy.pp * strategy.virtual) * step_at(strategy.virtual, 2)
-    saved = fullest_share(setting) * add_all(count * kept_bytes(setting, work) for work, count in setting.model.layers)
+    strategy, schedule = setting.strategy, SCHEDULES[setting.strategy.schedule]
+    saved = add_all(count * kept_bytes(setting, work) for work, count in setting.model.layers)
     body = setting.model.layers[0][0]
     working = whole_bytes(setting, body) if strategy.recompute == "full" else 0 * strategy.micro_batch
     if setting.model.asks:
@@ -40,10 +36,26 @@ def memory_parts(setting: Setting) -> PartSeconds:
             name: chains * size * stored_numbers(setting, strategy.zero > 2 - at)
             for at, (name, size) in enumerate(state)
         },
-        "kept": saved * held * chunks,
+        "kept": saved * held_layers(setting),
         "working": working,
         "logits": logits_bytes(setting),
     }
+
+
+def held_layers(setting: Setting) -> Quantity:
+    """Return the micro-batches that are held at the peak, each times the share of all layers that its stage has: on the
+    first stage, or on the second, which holds fewer micro-batches and may have a layer more."""
+    return most(first_share(setting) * held_at(setting, 0), fullest_share(setting) * held_at(setting, 1))
+
+
+def held_at(setting: Setting, stage: int) -> Quantity:
+    """Return the micro-batches that a stage holds at the peak; one chunk a stage is the usual schedule."""
+    strategy, m = setting.strategy, setting.micro_batches
+    schedule = SCHEDULES[strategy.schedule]
+    if not schedule.chunked:
+        return schedule.held(stage, strategy.pp, m, 1)
+    alone = USUAL_SCHEDULE.held(stage, strategy.pp, m, 1)
+    return alone + (schedule.held(stage, strategy.pp, m, strategy.virtual) - alone) * step_at(strategy.virtual, 2)
 
 
 def bytes_of_state(setting: Setting) -> tuple[float, float, float]:

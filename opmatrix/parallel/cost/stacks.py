@@ -34,6 +34,9 @@ class SoftwareStack:
     folds_experts: bool = False  # experts are laid over tensor ranks
     balances: bool = False  # stages may count the embedding table and the head as a layer each
     selective: RecomputeKind = "selective"  # what its selective recomputation computes again
+    relays: bool = False  # rows are sent to each node of their experts once
+    sent_in_eight: bool = False  # beside products of eight bits rows go to experts in eight
+    sending_cores: float = 0  # cores of a device that send, and compute nothing
     launched: bool = False  # as `opmatrix launch` runs it
 
     def run(self, strategy: Strategy) -> Strategy:
@@ -48,6 +51,9 @@ class SoftwareStack:
             gradient_bytes=self.gradient_bytes,
             accumulated=self.accumulated,
             fused_sums=self.fused_sums,
+            relays=self.relays,
+            sent_in_eight=self.sent_in_eight,
+            sending_cores=self.sending_cores,
             launched=self.launched,
         )
 
@@ -127,6 +133,22 @@ STACKS: Mapping[str, SoftwareStack] = {
             (0, 1),
             (0, 1),
             gradient_bytes=4,
+        ),
+        SoftwareStack(  # DeepSeek-AI 2024, DeepSeek-V3: sections 3.2 and 3.3; sums of gradients as in its DeepGEMM
+            "hai-llm",
+            "of DeepSeek-V3",
+            "HAI-LLM",
+            ("1f1b", "dualpipe"),
+            ("ring",),
+            (0, 1),
+            (0, 1),
+            gradient_bytes=4,
+            fused_sums=True,
+            sequence=False,
+            balances=True,
+            relays=True,
+            sent_in_eight=True,
+            sending_cores=20,
         ),
         SoftwareStack(
             "launch",

@@ -49,6 +49,9 @@ class Strategy:
     beside: tuple[str, ...] = ()  # axes whose collectives run beside products of a layer
     whole_experts: bool = False  # tp shards no expert: ep is laid over its ranks first
     load: float = 1  # rows of the busiest expert rank, relative to the mean
+    relays: bool = False  # a row is sent to each node of its experts once, and on from there
+    sent_in_eight: bool = False  # with products of eight bits, rows go to experts in eight, too
+    sending_cores: float = 0  # cores that send, and compute nothing
     process_bytes: float = 4e9  # bytes of a device beside its allocator's: the driver's
     # context, buffers of collectives and of graphs
     launched: bool = False  # as `opmatrix launch` runs it: every tensor rank sends all

@@ -95,6 +95,14 @@ def both_ways_rounds(p: Any, m: Any, v: Any, F: Any, B: Any, W: Any) -> Any:
     return most(0, most(2 * n * F, n * B + (n - 1) * F) + n * most(0, B - W))
 
 
+def hidden_by_pairs(p: Any, m: Any, F: Any, each: Any) -> Any:
+    """Return the seconds of a step that are hidden where every pair of a forward and a backward pass hides some: m − p
+    / 2 − 2 pairs are on the critical path. Where a pair is shorter than a backward pass alone, which hides nothing,
+    another path is critical, with p − 2 pairs fewer. For fewer than 3 p micro-batches it is then an upper bound."""
+    fewer = p - 2
+    return (m - one_part(p, 2) - 2) * each - fewer * most(each - F, 0)
+
+
 DUALPIPE = PipelineSchedule(
     "dualpipe",
     "micro-batches enter at both ends, forward beside backward (DeepSeek-AI 2024)",
@@ -104,5 +112,6 @@ DUALPIPE = PipelineSchedule(
     illegal=unpaired,
     chains=2,
     weights_apart=True,
+    hidden=hidden_by_pairs,
     planned=False,
 )

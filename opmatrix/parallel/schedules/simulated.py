@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from formats.core.errors import InputError
 from opmatrix.display.timeline import Bar
-from opmatrix.parallel.schedules.tasks import Task, TaskGraph
+from opmatrix.parallel.schedules.closed_forms import least
+from opmatrix.parallel.schedules.tasks import Slot, Task, TaskGraph
 
 Sends: TypeAlias = "Mapping[tuple[int, int], Any] | float"  # seconds of a send from one stage to another
 
@@ -24,6 +25,8 @@ class ChunkWork(NamedTuple):
     kept: Any = 1  # bytes saved from forward to backward
     kept_for_gradients: Any = 1  # the part of them that gradients of weights read
     room: Any = 0  # bytes of a backward pass while it runs
+    crossing: Any = 0  # the part of forward in which values cross links
+    crossing_back: Any = 0  # the same of backward
 
     def seconds(self, task: Task, deferred: bool) -> Any:
         """Return the seconds of a task; unless gradients of weights are deferred, backward includes them."""
@@ -33,6 +36,15 @@ class ChunkWork(NamedTuple):
             case "B":
                 return self.backward if deferred else self.backward + self.gradients
         return self.gradients
+
+    def crossing_of(self, task: Task) -> Any:
+        """Return the part of a task's seconds in which values cross links."""
+        match task.kind:
+            case "F":
+                return self.crossing
+            case "B":
+                return self.crossing_back
+        return 0
 
 
 @dataclass(frozen=True)
@@ -90,7 +102,7 @@ def simulate(
                 waiting[missing].append(stage)
                 break
             begin = latest([free[stage], *(ends[need] + sending(graph, need, stage, links) for need in before)])
-            took = sum(works[task.chunk].seconds(task, task[1:] in graph.deferred) for task in slot)
+            took = slot_seconds(graph, works, slot)
             free[stage], busy[stage] = begin + took, busy[stage] + took
             for task in slot:
                 begins[task], ends[task] = begin, free[stage]
@@ -99,6 +111,19 @@ def simulate(
         heads[stage] = place
     check_ended(graph, heads, ends)
     return Simulated(graph, begins, ends, busy, free, held_at_most(graph, works, state))
+
+
+def slot_seconds(graph: TaskGraph, works: Sequence[ChunkWork], slot: Slot) -> Any:
+    """Return the seconds of a slot. Of two passes that run at once each computes while values of the other cross links
+    (DeepSeek-AI 2024, DeepSeek-V3, figure 4), so both take what they compute or what crosses, whichever is more."""
+    took = sum(works[task.chunk].seconds(task, task[1:] in graph.deferred) for task in slot)
+    crossing = sum(works[task.chunk].crossing_of(task) for task in slot) if len(slot) > 1 else 0
+    return took - hidden_seconds(took, crossing) if crossing else took
+
+
+def hidden_seconds(took: Any, crossing: Any) -> Any:
+    """Return the seconds that are hidden of passes that run at once, of whose seconds a part crosses links."""
+    return least(crossing, took - crossing)
 
 
 def sending(graph: TaskGraph, need: Task, stage: int, links: Sends) -> Any:

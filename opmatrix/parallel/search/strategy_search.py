@@ -26,15 +26,16 @@ from opmatrix.parallel.cost.prediction import Prediction, predict_step
 from opmatrix.parallel.cost.stacks import SoftwareStack
 from opmatrix.parallel.cost.step_parts import PartSeconds, Setting
 from opmatrix.parallel.cost.strategies import Strategy
-from opmatrix.parallel.schedules.named import RUN_BY_RANKS, USUAL_SCHEDULE
+from opmatrix.parallel.schedules.named import PLANNED, RUN_BY_RANKS, USUAL_SCHEDULE
 from opmatrix.parallel.search.forms import (
-    FOLDED_FORMS,
     STRATEGY_FORMS,
     FormChoices,
     FormMasks,
     StrategyForm,
     balanced_forms,
     choices_of_stack,
+    folded_forms,
+    forms_scheduled,
 )
 from opmatrix.parallel.search.inference import predict_forward
 from opmatrix.parallel.search.legal_sizes import SizeColumns, check_counts, legal_sizes, limits_of
@@ -109,7 +110,9 @@ class PlanQuestion:
             return [form for form in STRATEGY_FORMS if form[:3] == ("none", 0, USUAL_SCHEDULE.name)]
         if self.local:
             return [form for form in STRATEGY_FORMS if form.schedule in RUN_BY_RANKS and form.order == ORDERS[0]]
-        counted = STRATEGY_FORMS + FOLDED_FORMS if self.limits.experts else STRATEGY_FORMS
+        counted = [*STRATEGY_FORMS, *forms_scheduled(name for name in self.choices.schedules if name not in PLANNED)]
+        if self.limits.experts:
+            counted += folded_forms(counted)
         forms = [*counted, *balanced_forms(counted)]
         chosen = [(name, value) for name, value in self.fixed if name in StrategyForm._fields]
         return [
@@ -266,7 +269,7 @@ def predict_columns(
 ) -> FoundStrategies:
     """Predict every form for all sizes, block by block, and keep for each row the fastest form that fits."""
     sizes, forms = question.sizes, programs.forms
-    masks = FormMasks(forms, question.limits, question.mix.divided, question.local, question.choices)
+    masks = FormMasks(forms, question.limits, question.mix.divided, question.local, question.choices, question.batch)
     best, seconds, peaks = np.zeros(len(sizes), np.intp), np.full(len(sizes), np.inf), np.full(len(sizes), np.inf)
     count = fit = done = 0
     least = (forms[0], 0, np.inf)
