@@ -11,6 +11,7 @@ import opmatrix as om
 from formats.machine.datasheets import datasheet
 from opmatrix.models import known
 from opmatrix.parallel.cost.expert_work import RowRouting, row_routing
+from opmatrix.parallel.cost.layer_work import model_work
 from opmatrix.parallel.cost.memory_parts import held_layers
 from opmatrix.parallel.cost.prediction import predict
 from opmatrix.parallel.cost.strategies import Strategy
@@ -114,17 +115,17 @@ def test_stages_hold_what_their_layers_save(schedule, balanced):
 @pytest.fixture(scope="module")
 def deepseek():
     """DeepSeek-V3 as it was trained; its router keeps experts evenly busy."""
-    options = dict(batch=15360, seq=4096, stack="hai-llm", precision="fp8", load=1, keep=1000)
+    options = dict(batch=15360, seq=4096, stack="hai-llm", precision="fp8", load=1, keep=1)
     return om.plan("deepseek-v3", 2048, "H800", **options)
 
 
 def test_deepseeks_layout_is_among_the_first(deepseek):
     """Its trillion tokens took 180,000 hours of an H800 (section 1): a step of 63 million tokens 19.9 s."""
-    sizes = dict(tp=1, cp=1, pp=16, dp=128, ep=64)
-    place = next(at for at, choice in enumerate(deepseek.best) if sizes.items() <= choice.sizes.items())
-    assert place < 10 and deepseek.best[place].form.schedule == "dualpipe"
+    sizes, found = dict(tp=1, cp=1, pp=16, dp=128, ep=64), deepseek.found
+    row = next(row for row in found.best_rows(10) if sizes.items() <= found.sizes.row(row).items())
+    assert deepseek.question.forms[found.forms[row]].schedule == "dualpipe"
     published = 180_000 * 3600 / 1e12 * 15360 * 4096 / 2048
-    assert deepseek.best[place].seconds == pytest.approx(published, rel=0.15)
+    assert found.seconds[row] == pytest.approx(published, rel=0.15)
 
 
 def test_two_directions_run_task_by_task(deepseek):
@@ -132,9 +133,76 @@ def test_two_directions_run_task_by_task(deepseek):
     choice = find_layout(deepseek.question, read_layout("tp 1 cp 1 pp 16 dp 128 ep 64 dualpipe", "--only"))
     ran = run_stages(choice)
     assert len(ran.cut) == 16 and len(ran.ran.graph.places) == 32
-    assert ran.seconds == pytest.approx(choice.seconds, rel=0.03)
+    assert ran.seconds == pytest.approx(choice.seconds, rel=0.07)
     assert ran.allocated <= choice.prediction.allocated and best_cut(choice, 80e9) is None
     alone = find_layout(deepseek.question, read_layout("tp 1 cp 1 pp 16 dp 128 ep 64 1f1b", "--only"))
     assert alone.seconds > 1.2 * choice.seconds
     state = [choice.prediction.memory[name] / alone.prediction.memory[name] for name in ("weights", "gradients")]
-    assert state == [2, 2]
+    assert state[0] == pytest.approx(state[1]) and 1.5 < state[0] < 2  # of both directions, and each end once
+    assert choice.prediction.seconds["optimiser"] > alone.prediction.seconds["optimiser"]
+
+
+ALONE = dict(b=2, s=64, t=1, c=1, e=1)
+
+
+def operations(work):
+    """The multiplications and additions of a layer's products."""
+    sides = "rows", "inner", "cols", "batch"
+    return 2 * sum(each.count * np.prod([getattr(each, side).at(ALONE) for side in sides]) for each in work.products)
+
+
+ROUTED = dict(
+    model_type="deepseek_v3",
+    vocab_size=32000,
+    hidden_size=256,
+    intermediate_size=512,
+    num_hidden_layers=4,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    n_routed_experts=16,
+    num_experts_per_tok=4,
+    n_shared_experts=1,
+    moe_intermediate_size=128,
+    first_k_dense_replace=2,
+    n_group=4,
+    topk_group=2,
+    max_position_embeddings=4096,
+    tie_word_embeddings=False,
+)
+
+
+@pytest.mark.parametrize("further", [0, 1, 2])
+@pytest.mark.parametrize("dense", [0, 2])
+def test_modules_predict_further_tokens(dense, further):
+    """A module has a layer, a product of 2 n columns by n and their norms, and scores by the model's own head, whose
+    weights are stored once."""
+    config = ROUTED | dict(first_k_dense_replace=dense)
+    plain, deep = (model_work(config | dict(num_nextn_predict_layers=count), "ring") for count in (0, further))
+    (*_, (layer, _)), n, rows = plain.layers, config["hidden_size"], 2 * 64
+    more = further * (layer.parameters.at(ALONE) + 2 * n * n + 2 * n)
+    assert deep.last.parameters.at(ALONE) == plain.last.parameters.at(ALONE) + more
+    assert deep.last.experts.at(ALONE) == further * layer.experts.at(ALONE) and deep.count == plain.count
+    joined = 3 * 2 * rows * 2 * n * n  # forward, and backward of the input and of the weights
+    added = further * (operations(plain.last) + operations(layer) + joined)
+    assert operations(deep.last) == pytest.approx(operations(plain.last) + added)
+    how = Strategy(dp=4, pp=2, ep=2, flash=True)
+    one, other = (predict(work, "H100", how, 32, 64) for work in (plain, deep))
+    assert float(other.seconds["loss"]) == pytest.approx((1 + further) * float(one.seconds["loss"]))
+    assert (other.step_seconds > one.step_seconds) == (other.allocated > one.allocated) == (further > 0)
+
+
+def test_a_forward_pass_predicts_the_next_token_alone():
+    plans = [
+        om.plan(ROUTED | dict(num_nextn_predict_layers=count), 4, "H100", batch=8, seq=512, keep=1, infer=True)
+        for count in (0, 1)
+    ]
+    assert (
+        plans[0].best[0].seconds == plans[1].best[0].seconds and plans[0].model_operations == plans[1].model_operations
+    )
+
+
+def test_deepseeks_module_has_its_published_size():
+    """11.5 billion weights of its own, beside 671 of the model: the README of its files."""
+    work = model_work(known.configuration("deepseek-v3"), "ring")  # as the plan above has read it
+    head = 129280 * 7168
+    assert work.last.parameters.at(ALONE) - head == pytest.approx(11.5e9, rel=0.02)

@@ -23,19 +23,15 @@ PRODUCT_INPUTS = "input", "weight in", "product in"
 
 def memory_parts(setting: Setting) -> PartSeconds:
     """Return the bytes that are allocated at the peak, by part."""
-    strategy, schedule = setting.strategy, SCHEDULES[setting.strategy.schedule]
+    strategy = setting.strategy
     saved = add_all(count * kept_bytes(setting, work) for work, count in setting.model.layers)
     body = setting.model.layers[0][0]
     working = whole_bytes(setting, body) if strategy.recompute == "full" else 0 * strategy.micro_batch
     if setting.model.asks:
         working = working + setting.number * most(*(made_numbers(setting, work) for work, _ in setting.model.layers), 0)
     state = zip(STATE, bytes_of_state(setting), strict=True)
-    chains = 1 + (schedule.chains - 1) * step_at(strategy.pp, 2)  # chains of chunks that a stage has the weights of
     return {
-        **{
-            name: chains * size * stored_numbers(setting, strategy.zero > 2 - at)
-            for at, (name, size) in enumerate(state)
-        },
+        **{name: size * stored_numbers(setting, strategy.zero > 2 - at) for at, (name, size) in enumerate(state)},
         "kept": saved * held_layers(setting),
         "working": working,
         "logits": logits_bytes(setting),

@@ -349,7 +349,7 @@ def loss_parts(setting: Setting) -> PartSeconds:
     and the backward pass."""
     if (scores := score_count(setting)) is None:
         return {}
-    return {"loss": (LOSS_FORWARD + LOSS_BACKWARD) * scores / setting.bandwidth}
+    return {"loss": (1 + setting.model.further) * (LOSS_FORWARD + LOSS_BACKWARD) * scores / setting.bandwidth}
 
 
 def known_parts(setting: Setting, name: str, find: Callable[[Setting], PartSeconds]) -> PartSeconds:
@@ -358,7 +358,8 @@ def known_parts(setting: Setting, name: str, find: Callable[[Setting], PartSecon
         return find(setting)
     strategy = setting.strategy
     choices = strategy.recompute, strategy.order, strategy.sequence, strategy.balanced, strategy.whole_experts
-    key = name, setting.model, setting.seq, choices, SCHEDULES[strategy.schedule].chunked
+    schedule = SCHEDULES[strategy.schedule]
+    key = name, setting.model, setting.seq, choices, schedule.chunked, schedule.chains
     if key not in setting.passes:
         setting.passes[key] = find(setting)
     return setting.passes[key]
@@ -513,13 +514,21 @@ def first_share(setting: Setting) -> Quantity:
 
 
 def stage_parameters(setting: Setting) -> Quantity:
-    """Count the numbers that a rank of the fullest stage stores."""
+    """Count the numbers that a rank of the fullest stage stores. Where micro-batches enter at both ends it has the
+    layers of two stages, and the first rank both ends."""
     strategy, model, sizes = setting.strategy, setting.model, setting.sizes
-    bodies = fullest_share(setting) * add_all(count * layer_parameters(setting, work) for work, count in model.layers)
+    bodies = stage_layers(setting) * add_all(count * layer_parameters(setting, work) for work, count in model.layers)
     layer = model.layers[0][0].parameters.at(sizes) if strategy.balanced else 0  # a table takes a layer's place
-    one, other = model.first.parameters.at(sizes), model.last.parameters.at(sizes)
-    several = step_at(strategy.pp, 2)
-    return bodies + most(most(one, other) - layer, 0) * several + (1 - several) * (one if model.tied else one + other)
+    one, other = model.first.parameters.at(sizes), layer_parameters(setting, model.last)
+    several, chains = step_at(strategy.pp, 2), SCHEDULES[strategy.schedule].chains
+    ends = most(one, other) - layer if chains == 1 else one + other - chains * layer
+    return bodies + most(ends, 0) * several + (1 - several) * (one if model.tied else one + other)
+
+
+def stage_layers(setting: Setting) -> Quantity:
+    """Return the share of all layers that a rank of the fullest stage stores."""
+    chains = SCHEDULES[setting.strategy.schedule].chains
+    return fullest_share(setting) * (1 + (chains - 1) * step_at(setting.strategy.pp, 2))
 
 
 def layer_parameters(setting: Setting, work: LayerWork) -> Quantity:
@@ -534,8 +543,9 @@ def stage_experts(setting: Setting) -> Quantity:
     """Count the numbers of experts that a rank of the fullest stage stores."""
     if not setting.model.asks:
         return 0
-    sizes = setting.expert_sizes
-    return fullest_share(setting) * add_all(count * work.experts.at(sizes) for work, count in setting.model.layers)
+    model, sizes = setting.model, setting.expert_sizes
+    layers = stage_layers(setting) * add_all(count * work.experts.at(sizes) for work, count in model.layers)
+    return layers + model.last.experts.at(sizes)  # of modules behind all layers
 
 
 def stored_numbers(setting: Setting, once: bool) -> Quantity:

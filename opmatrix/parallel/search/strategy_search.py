@@ -16,6 +16,7 @@ from formats.core.errors import InputError
 from formats.machine.datasheets import BYTES, Datasheet
 from opmatrix.display.progress import unheard
 from opmatrix.models.config import Settings
+from opmatrix.models.decoders.next_tokens import MODULES
 from opmatrix.parallel.axes.context_axis import CONTEXTS
 from opmatrix.parallel.axes.known_axes import ORDERS, PLANNED_AXES
 from opmatrix.parallel.axes.parallel_axis import ModelLimits
@@ -130,8 +131,11 @@ class PlanQuestion:
         return choices if self.schedule is None else choices._replace(schedules=(self.schedule,))
 
     def work(self, form: StrategyForm) -> ModelWork:
-        """Return the work of the model under a form."""
-        return model_work(self.config, form.context, form.sequence)
+        """Return the work of the model under a form. A forward pass predicts the next token alone."""
+        config = self.config
+        if self.infer and config.get(MODULES):
+            config = {**config, MODULES: 0}
+        return model_work(config, form.context, form.sequence)
 
     def strategy(self, form: StrategyForm, sizes: Mapping[str, object]) -> Strategy:
         """Return a form at sizes, which may be columns."""
