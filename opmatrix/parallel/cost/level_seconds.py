@@ -40,7 +40,8 @@ def relayed_parts(
     near, *far = units_of(n, stride, links)
     moved, waited = [], 0 * size
     for k, (link, unit) in enumerate(zip(links, (near, *far), strict=True)):
-        place = LevelPlace(unit, 1, multiply(far[k:]) if k else 1)
+        outside: Any = multiply(far[k:]) if k else 1
+        place = LevelPlace(unit, 1, outside)
         bytes_ = COLLECTIVES["all_to_all"].sent(size, place) * (share if k else 1)
         moved.append((link.name, bytes_ / link_rate(link, unit, constants)))
         waited = waited + COLLECTIVES["all_to_all"].messages(place) * link.latency

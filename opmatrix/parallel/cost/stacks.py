@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from formats.core.errors import InputError, suggest_name
-from opmatrix.parallel.cost.strategies import RECOMPUTES, RecomputeKind, Strategy
+from opmatrix.parallel.cost.strategies import BLOCK, RECOMPUTES, RecomputeKind, Strategy
 
 ALL_ZERO = 0, 1, 2, 3
+MEGATRON_RECOMPUTES: tuple[RecomputeKind, ...] = (*RECOMPUTES, BLOCK)
 MEGATRON_SCHEDULES = "1f1b", "interleaved"
 
 
@@ -24,7 +25,7 @@ class SoftwareStack:
     contexts: tuple[str, ...]  # how attention meets tokens sharded over cp
     zero: tuple[int, ...]  # ZeRO stages
     pipelined_zero: tuple[int, ...]  # those that work with several stages
-    recomputes: tuple[RecomputeKind, ...] = RECOMPUTES
+    recomputes: tuple[RecomputeKind, ...] = RECOMPUTES  # parts of forward that backward recomputes
     beside: tuple[str, ...] = ()  # axes whose collectives run beside products
     overlap: bool = True  # gradients are summed beside backward
     gradient_bytes: float = 2  # bytes of a gradient that is summed
@@ -71,6 +72,7 @@ MEGATRON = SoftwareStack(
     ("ring", "ulysses"),
     (0, 1),
     (0, 1),
+    MEGATRON_RECOMPUTES,
     beside=("tp", "cp", "pp"),
     gradient_bytes=4,
     fused_sums=True,
@@ -93,6 +95,7 @@ STACKS: Mapping[str, SoftwareStack] = {
             ("ring",),
             (0, 1),
             (0, 1),
+            MEGATRON_RECOMPUTES,
             overlap=False,
             gradient_bytes=4,
             fused_sums=True,
@@ -120,6 +123,7 @@ STACKS: Mapping[str, SoftwareStack] = {
             ("ring", "ulysses"),
             (0, 1),
             (0, 1),
+            MEGATRON_RECOMPUTES,
             gradient_bytes=4,
             folds_experts=True,
             selective="core_attention",

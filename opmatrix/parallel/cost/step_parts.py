@@ -24,7 +24,7 @@ from opmatrix.parallel.cost.quantities import (
     soft_most,
     step_at,
 )
-from opmatrix.parallel.cost.strategies import BALANCED_PLACES, Strategy
+from opmatrix.parallel.cost.strategies import BALANCED_PLACES, BLOCK, Strategy
 from opmatrix.parallel.schedules.closed_forms import rounds
 from opmatrix.parallel.schedules.named import SCHEDULES
 from opmatrix.parallel.schedules.pipeline_schedule import none_hidden
@@ -317,8 +317,8 @@ def layer_parts(setting: Setting, work: LayerWork) -> PartSeconds:
     forward, backward = known_pass(setting, work, "forward"), known_pass(setting, work, "backward")
     fused = setting.strategy.recompute == "selective" and setting.strategy.flash
     again: PartSeconds = {}
-    if setting.strategy.recompute == "full":
-        again = {f"{name}, again": seconds for name, seconds in forward.items()}
+    if (share := again_share(setting.strategy)) is not None:
+        again = {f"{name}, again": share * seconds for name, seconds in forward.items()}
     elif fused:
         again = {"computation, again": passing_seconds(setting, work, "forward")}
     elif setting.strategy.recompute != "none":
@@ -326,6 +326,13 @@ def layer_parts(setting: Setting, work: LayerWork) -> PartSeconds:
         again = {"computation, again": add_all(product_seconds(setting, product) for product in between)}
     summed = summing_bytes(setting) * layer_parameters(setting, work) / setting.bandwidth
     return add_parts(forward, again, backward, {"computation": summed})
+
+
+def again_share(strategy: Strategy) -> Quantity | None:
+    """Return the share of layers that are computed again in full; None where parts of layers are, or none."""
+    if strategy.recompute == BLOCK:
+        return strategy.again
+    return 1 if strategy.recompute == "full" else None
 
 
 def summing_bytes(setting: Setting) -> float:
@@ -358,8 +365,8 @@ def known_parts(setting: Setting, name: str, find: Callable[[Setting], PartSecon
         return find(setting)
     strategy = setting.strategy
     choices = strategy.recompute, strategy.order, strategy.sequence, strategy.balanced, strategy.whole_experts
-    schedule = SCHEDULES[strategy.schedule]
-    key = name, setting.model, setting.seq, choices, schedule.chunked, schedule.chains
+    schedule, again = SCHEDULES[strategy.schedule], strategy.again
+    key = name, setting.model, setting.seq, choices, again, schedule.chunked, schedule.chains
     if key not in setting.passes:
         setting.passes[key] = find(setting)
     return setting.passes[key]
@@ -408,7 +415,7 @@ def turn_parts(setting: Setting, parts: Mapping[str, Quantity]) -> PartSeconds:
 def end_parts(setting: Setting) -> tuple[PartSeconds, PartSeconds]:
     """Return the seconds of the operations before all layers, and of the operations behind them. Neither are ever
     recomputed."""
-    once = setting._replace(strategy=replace(setting.strategy, recompute="none"))
+    once = setting._replace(strategy=replace(setting.strategy, recompute="none", again=None))
     return (
         layer_parts(once, setting.model.first),
         add_parts(layer_parts(once, setting.model.last), loss_parts(setting)),
@@ -518,7 +525,8 @@ def stage_parameters(setting: Setting) -> Quantity:
     layers of two stages, and the first rank both ends."""
     strategy, model, sizes = setting.strategy, setting.model, setting.sizes
     bodies = stage_layers(setting) * add_all(count * layer_parameters(setting, work) for work, count in model.layers)
-    layer = model.layers[0][0].parameters.at(sizes) if strategy.balanced else 0  # a table takes a layer's place
+    fewer = (fullest_share(setting) - first_share(setting)) * model.count  # layers whose place the table takes
+    layer = fewer * model.layers[0][0].parameters.at(sizes)
     one, other = model.first.parameters.at(sizes), layer_parameters(setting, model.last)
     several, chains = step_at(strategy.pp, 2), SCHEDULES[strategy.schedule].chains
     ends = most(one, other) - layer if chains == 1 else one + other - chains * layer

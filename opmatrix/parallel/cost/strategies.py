@@ -13,8 +13,9 @@ from opmatrix.parallel.axes.known_axes import COPYING_AXES, DEVICE_AXES, FOLDED_
 from opmatrix.parallel.cost.quantities import Quantity
 from opmatrix.parallel.schedules.named import USUAL_SCHEDULE
 
-RecomputeKind: TypeAlias = Literal["none", "selective", "full", "core_attention"]
+RecomputeKind: TypeAlias = Literal["none", "selective", "full", "core_attention", "block"]
 RECOMPUTES: tuple[RecomputeKind, ...] = ("none", "selective", "full")  # those that a plan tries
+BLOCK: RecomputeKind = "block"  # in full, of the first layers of each chunk: as many as it takes to fit
 BALANCED_PLACES = 2  # places of layers that the table of tokens and the head take, where stages count them
 SIXTEEN_BITS = "bf16"  # number type of values beside products of eight bits
 
@@ -35,6 +36,8 @@ class Strategy:
     # 3 + weights
     sequence: bool = False  # sequence parallelism: norms are sharded over tp
     recompute: RecomputeKind = "none"  # the part of forward that backward recomputes
+    again: Quantity | None = None  # share of layers of "block"; None: what the room asks for
+    room: float | None = None  # bytes that a device may report; None: all of its memory
     context: str = "ring"  # how attention meets tokens sharded over cp
     schedule: str = USUAL_SCHEDULE.name  # pipeline schedule
     order: tuple[str, ...] = ORDERS[0]  # axes by the distance of their ranks, nearest first

@@ -16,7 +16,7 @@ from opmatrix.parallel.axes.data_axis import STORING
 from opmatrix.parallel.axes.known_axes import COPYING_AXES, DEVICE_AXES, ORDERS, TOKEN_AXES
 from opmatrix.parallel.axes.parallel_axis import ModelLimits
 from opmatrix.parallel.cost.stacks import SoftwareStack
-from opmatrix.parallel.cost.strategies import BALANCED_PLACES, RECOMPUTES, RecomputeKind
+from opmatrix.parallel.cost.strategies import BALANCED_PLACES, BLOCK, RECOMPUTES, RecomputeKind
 from opmatrix.parallel.schedules.named import PLANNED, SCHEDULES, USUAL_SCHEDULE
 from opmatrix.parallel.schedules.pipeline_schedule import any_sizes
 from opmatrix.parallel.search.legal_sizes import SizeColumns
@@ -62,6 +62,11 @@ def forms_scheduled(names: Iterable[str]) -> list[StrategyForm]:
     ]
 
 
+def forms_in_blocks(forms: Iterable[StrategyForm]) -> list[StrategyForm]:
+    """Return forms that compute some layers of each chunk again, where others compute all of them again."""
+    return [form._replace(recompute=BLOCK) for form in forms if form.recompute == "full"]
+
+
 def balanced_forms(forms: Iterable[StrategyForm]) -> list[StrategyForm]:
     """Return forms whose stages count the embedding table and the head as a layer each."""
     return [form._replace(balanced=True) for form in forms]
@@ -77,6 +82,7 @@ class FormChoices(NamedTuple):
     sequence: tuple[bool, ...] = (False, True)
     whole_experts: tuple[bool, ...] = (False, True)
     balanced: tuple[bool, ...] = (False, True)
+    recomputes: tuple[RecomputeKind, ...] = RECOMPUTES
 
     def offers(self, form: StrategyForm) -> bool:
         """True if a form may apply. The usual schedule and context are also those of a single stage and of whole
@@ -88,6 +94,7 @@ class FormChoices(NamedTuple):
             and form.sequence in self.sequence
             and form.whole_experts in self.whole_experts
             and form.balanced in self.balanced
+            and form.recompute in self.recomputes
         )
 
 
@@ -101,6 +108,7 @@ def choices_of_stack(stack: SoftwareStack) -> FormChoices:
         (False, True) if stack.sequence else (False,),
         (False, True) if stack.folds_experts else (False,),
         (False, True) if stack.balances else (False,),
+        stack.recomputes,
     )
 
 

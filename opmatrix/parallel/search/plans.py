@@ -80,6 +80,8 @@ class PlanChoice(NamedTuple):
             more.append(self.form.context)
         if self.form.recompute != "none":
             more.append(f"{self.form.recompute} again")
+        if (again := self.prediction.setting.strategy.again) is not None:
+            more.append(f"{round(100 * float(again))} % of layers")
         return f"{' × '.join(axes)}; {', '.join(more)}"
 
     def grouped(self) -> dict[str, float]:

@@ -5,7 +5,7 @@ alike."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +15,7 @@ import numpy as np
 from formats.core.errors import InputError
 from opmatrix.display.timeline import write_timeline
 from opmatrix.parallel.cost.layer_work import LayerWork
-from opmatrix.parallel.cost.memory_parts import allocatable, kept_bytes, memory_parts, state_bytes
+from opmatrix.parallel.cost.memory_parts import allocatable, kept_bytes, memory_parts, recomputing, state_bytes
 from opmatrix.parallel.cost.step_parts import (
     PAIRED,
     Setting,
@@ -26,7 +26,7 @@ from opmatrix.parallel.cost.step_parts import (
     send_parts,
     sum_parts,
 )
-from opmatrix.parallel.cost.strategies import RECOMPUTES, RecomputeKind
+from opmatrix.parallel.cost.strategies import BLOCK, RECOMPUTES, RecomputeKind
 from opmatrix.parallel.schedules.named import SCHEDULES, USUAL_SCHEDULE, ChunkedSchedule
 from opmatrix.parallel.schedules.simulated import ChunkWork, Simulated, bars_of, simulate
 from opmatrix.parallel.schedules.tasks import TaskGraph
@@ -78,11 +78,6 @@ def crossing_seconds(setting: Setting, work: LayerWork) -> tuple[float, float]:
         for parts in (pass_parts(setting, work, "forward"), layer_parts(setting, work))
     )
     return forward, whole - forward
-
-
-def recomputing(setting: Setting, kind: RecomputeKind) -> Setting:
-    """Return the setting with another kind of recomputation."""
-    return setting._replace(strategy=replace(setting.strategy, recompute=kind), passes=None)
 
 
 def layer_seconds(setting: Setting) -> list[tuple[float, float, float]]:
@@ -138,9 +133,12 @@ class StageCut(NamedTuple):
 def even_stages(choice: PlanChoice) -> StageCut:
     """Return the even partition of a strategy, which counts table and head where the strategy does."""
     chunks = choice.sizes["pp"] * choice.sizes["virtual"]
-    setting = choice.prediction.setting
-    ends = int(setting.strategy.balanced)
-    return StageCut(even_cut(setting.model.count, chunks, ends, ends), (setting.strategy.recompute,) * chunks)
+    strategy, count = choice.prediction.setting.strategy, choice.prediction.setting.model.count
+    layers = even_cut(count, chunks, int(strategy.balanced), int(strategy.balanced))
+    if strategy.recompute != BLOCK:
+        return StageCut(layers, (strategy.recompute,) * chunks)
+    again = round(float(strategy.again or 0) * max(layers))
+    return StageCut(layers, ("full",) * chunks, tuple(min(again, number) for number in layers))
 
 
 def run_stages(choice: PlanChoice, cut: StageCut | None = None, micro_batches: int | None = None) -> StageTimes:

@@ -26,7 +26,7 @@ from opmatrix.parallel.cost.layer_work import ModelWork, model_work
 from opmatrix.parallel.cost.prediction import Prediction, predict_step
 from opmatrix.parallel.cost.stacks import SoftwareStack
 from opmatrix.parallel.cost.step_parts import PartSeconds, Setting
-from opmatrix.parallel.cost.strategies import Strategy
+from opmatrix.parallel.cost.strategies import BLOCK, Strategy
 from opmatrix.parallel.schedules.named import PLANNED, RUN_BY_RANKS, USUAL_SCHEDULE
 from opmatrix.parallel.search.forms import (
     STRATEGY_FORMS,
@@ -36,6 +36,7 @@ from opmatrix.parallel.search.forms import (
     balanced_forms,
     choices_of_stack,
     folded_forms,
+    forms_in_blocks,
     forms_scheduled,
 )
 from opmatrix.parallel.search.inference import predict_forward
@@ -112,6 +113,8 @@ class PlanQuestion:
         if self.local:
             return [form for form in STRATEGY_FORMS if form.schedule in RUN_BY_RANKS and form.order == ORDERS[0]]
         counted = [*STRATEGY_FORMS, *forms_scheduled(name for name in self.choices.schedules if name not in PLANNED)]
+        if BLOCK in self.choices.recomputes:
+            counted += forms_in_blocks(counted)
         if self.limits.experts:
             counted += folded_forms(counted)
         forms = [*counted, *balanced_forms(counted)]
@@ -144,6 +147,7 @@ class PlanQuestion:
             zero=form.zero,
             sequence=form.sequence,
             recompute=form.recompute,
+            room=self.room,
             context=form.context,
             schedule=form.schedule,
             order=form.order,
