@@ -100,9 +100,10 @@ def state_bytes(setting: Setting, work: LayerWork) -> float:
 def kept_bytes(setting: Setting, work: LayerWork) -> Quantity:
     """Return the bytes that a layer saves for backward, for one micro-batch; what experts compute is saved unless it is
     computed again."""
-    if setting.strategy.recompute == BLOCK:
+    share = setting.strategy.again
+    if setting.strategy.recompute == BLOCK and share is not None:
         some, every = (kept_bytes(recomputing(setting, kind), work) for kind in BLOCK_ENDS)
-        return every + (1 - setting.strategy.again) * (some - every)
+        return every + (1 - share) * (some - every)
     if setting.strategy.recompute == "full" or setting.strategy.launched:
         return plain_bytes(setting, work)
     return plain_bytes(setting, work) + setting.number * made_numbers(setting, work)

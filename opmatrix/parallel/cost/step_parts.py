@@ -106,6 +106,11 @@ def sum_parts(parts: Mapping[str, Quantity]) -> Quantity:
     return add_all(parts.values())
 
 
+def without_parts(parts: Mapping[str, Quantity], beginnings: tuple[str, ...]) -> PartSeconds:
+    """Return the parts whose names begin otherwise."""
+    return {name: seconds for name, seconds in parts.items() if not name.startswith(beginnings)}
+
+
 def sustained_rate(setting: Setting, rate: float) -> Quantity:
     """Return the operations a second that products of sixteen bits sustain of a data sheet's rate: a fraction of it,
     and at most what the chip's watts pay for."""
@@ -429,13 +434,18 @@ def body_parts(setting: Setting) -> PartSeconds:
 
 def slowest_parts(setting: Setting) -> PartSeconds:
     """Return the seconds of the slowest stage, for a micro-batch. It is a stage with one layer more than the last,
-    where layers do not divide, or the last stage, which has the operations behind all layers."""
+    where layers do not divide, or the last stage, which has the operations behind all layers: of every second
+    micro-batch where these enter at both ends."""
     strategy, (first, last) = setting.strategy, end_parts(setting)
+    schedule, alone = SCHEDULES[strategy.schedule], 1 - step_at(strategy.pp, 2)
+    last = scale_parts(last, alone + (1 - alone) / schedule.chains)
     bodies = known_parts(setting, "bodies", body_parts)
-    alone, share = 1 - step_at(strategy.pp, 2), fullest_share(setting)
+    share = fullest_share(setting)
     places = setting.model.count + BALANCED_PLACES * strategy.balanced
     fewer = (round_up(places / strategy.pp - 1 + LEAST_SHARE) - strategy.balanced) / setting.model.count
-    longer = (share - fewer) * sum_parts(bodies) / most(sum_parts(last), LEAST_SHARE)
+    hidden = () if schedule.hidden is none_hidden else PAIRED  # no stage is slower by these
+    body, end = (sum_parts(without_parts(parts, hidden)) for parts in (bodies, last))
+    longer = (share - fewer) * body / most(end, LEAST_SHARE)
     return add_parts(scale_parts(bodies, share), scale_parts(last, most(1 - longer, 0)), scale_parts(first, alone))
 
 

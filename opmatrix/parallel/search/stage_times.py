@@ -138,7 +138,8 @@ def even_stages(choice: PlanChoice) -> StageCut:
     if strategy.recompute != BLOCK:
         return StageCut(layers, (strategy.recompute,) * chunks)
     again = round(float(strategy.again or 0) * max(layers))
-    return StageCut(layers, ("full",) * chunks, tuple(min(again, number) for number in layers))
+    whole: RecomputeKind = "full"
+    return StageCut(layers, (whole,) * chunks, tuple(min(again, number) for number in layers))
 
 
 def run_stages(choice: PlanChoice, cut: StageCut | None = None, micro_batches: int | None = None) -> StageTimes:
