@@ -13,7 +13,7 @@ from opmatrix.algebra.term import Operator
 from opmatrix.models import normalise_config, promised, spelling
 from opmatrix.models.config import Settings
 
-MODULES = "num_nextn_predict_layers"  # their number in a config
+NEXT_TOKEN_MODULES = "num_nextn_predict_layers"  # their number in a config
 DENSE_FIRST = "first_k_dense_replace"  # layers without experts, of which a module has none
 
 
@@ -21,7 +21,7 @@ def next_token_module(config: Settings) -> Operator:
     """Return a module of a decoder, with weights of which only names and shapes are known, from rows of 2 n columns,
     features beside the next token's, to features (T, n), without the norm before the head. Its layer is of the kind of
     the model's last. Raises InputError as `promised` does."""
-    one = {**config, spelling(config, "num_hidden_layers"): 1, MODULES: 0}
+    one = {**config, spelling(config, "num_hidden_layers"): 1, NEXT_TOKEN_MODULES: 0}
     if DENSE_FIRST in one:
         one[DENSE_FIRST] = 0
     sizes = normalise_config(config)

@@ -20,7 +20,7 @@ from opmatrix.algebra.shapes import LiveSize, size
 from opmatrix.algebra.term import Operator
 from opmatrix.models import normalise_config, promised, spelling
 from opmatrix.models.config import Settings
-from opmatrix.models.decoders.next_tokens import MODULES, next_token_module
+from opmatrix.models.decoders.next_tokens import NEXT_TOKEN_MODULES, next_token_module
 from opmatrix.parallel.axes.axis_strategy import meet
 from opmatrix.parallel.axes.known_axes import COPYING_AXES, PLANNED_AXES, farthest_first, mesh_choices, strategy_named
 from opmatrix.parallel.cost.expert_work import (
@@ -196,7 +196,7 @@ def read_model(config: str, context: str, sequence: bool, dropout: float) -> Mod
         row_routing(sizes),
         latent=latent_numbers(model),
     )
-    return with_next_tokens(work, settings, sizes.get(MODULES, 0), Mesh.of(**axes), batch)
+    return with_next_tokens(work, settings, sizes.get(NEXT_TOKEN_MODULES, 0), Mesh.of(**axes), batch)
 
 
 def with_next_tokens(work: ModelWork, config: Settings, further: int, mesh: Mesh, batch: BatchSizes) -> ModelWork:

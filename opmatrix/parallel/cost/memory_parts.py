@@ -19,7 +19,7 @@ from opmatrix.parallel.cost.step_parts import (
     stored_numbers,
     sum_parts,
 )
-from opmatrix.parallel.cost.strategies import BLOCK, RecomputeKind
+from opmatrix.parallel.cost.strategies import BLOCK_AGAIN, RecomputeKind
 from opmatrix.parallel.schedules.named import SCHEDULES, USUAL_SCHEDULE
 
 BLOCK_ENDS: tuple[RecomputeKind, ...] = ("none", "full")  # kinds of recomputation of layers without and within a block
@@ -101,7 +101,7 @@ def kept_bytes(setting: Setting, work: LayerWork) -> Quantity:
     """Return the bytes that a layer saves for backward, for one micro-batch; what experts compute is saved unless it is
     computed again."""
     share = setting.strategy.again
-    if setting.strategy.recompute == BLOCK and share is not None:
+    if setting.strategy.recompute == BLOCK_AGAIN and share is not None:
         some, every = (kept_bytes(recomputing(setting, kind), work) for kind in BLOCK_ENDS)
         return every + (1 - share) * (some - every)
     if setting.strategy.recompute == "full" or setting.strategy.launched:

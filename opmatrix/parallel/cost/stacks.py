@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from formats.core.errors import InputError, suggest_name
-from opmatrix.parallel.cost.strategies import BLOCK, RECOMPUTES, RecomputeKind, Strategy
+from opmatrix.parallel.cost.strategies import BLOCK_AGAIN, RECOMPUTES, RecomputeKind, Strategy
 
 ALL_ZERO = 0, 1, 2, 3
-MEGATRON_RECOMPUTES: tuple[RecomputeKind, ...] = (*RECOMPUTES, BLOCK)
+MEGATRON_RECOMPUTES: tuple[RecomputeKind, ...] = (*RECOMPUTES, BLOCK_AGAIN)
 MEGATRON_SCHEDULES = "1f1b", "interleaved"
 
 

@@ -24,7 +24,7 @@ from opmatrix.parallel.cost.quantities import (
     soft_most,
     step_at,
 )
-from opmatrix.parallel.cost.strategies import BALANCED_PLACES, BLOCK, Strategy
+from opmatrix.parallel.cost.strategies import BALANCED_PLACES, BLOCK_AGAIN, Strategy
 from opmatrix.parallel.schedules.closed_forms import rounds
 from opmatrix.parallel.schedules.named import SCHEDULES
 from opmatrix.parallel.schedules.pipeline_schedule import none_hidden
@@ -37,7 +37,7 @@ SORTS = 4  # sorts of the rows of experts in a pass
 ROUNDED_BYTES = 4  # two are read, and one is written twice
 DISPATCHED_EIGHT = 3 / 4  # of the bytes of both ways: rows go to experts in eight bits and come back in sixteen, so do
 # their gradients (DeepSeek-AI 2024, DeepSeek-V3, section 3.3.3)
-PAIRED = "ep over", "pp over"  # parts that passes of two directions hide (the same, section 3.2.1)
+HIDDEN_BY_PAIRS = "ep over", "pp over"  # parts that passes of two directions hide (the same, section 3.2.1)
 EXPERTS_SAVED = 2 / 3  # of the three exchanges of backward two are left where rows of experts are saved
 
 
@@ -335,7 +335,7 @@ def layer_parts(setting: Setting, work: LayerWork) -> PartSeconds:
 
 def again_share(strategy: Strategy) -> Quantity | None:
     """Return the share of layers that are computed again in full; None where parts of layers are, or none."""
-    if strategy.recompute == BLOCK:
+    if strategy.recompute == BLOCK_AGAIN:
         return strategy.again
     return 1 if strategy.recompute == "full" else None
 
@@ -397,11 +397,14 @@ def hide_paired(setting: Setting, busy: PartSeconds) -> PartSeconds:
     schedule, pp = SCHEDULES[setting.strategy.schedule], setting.strategy.pp
     if schedule.hidden is none_hidden:
         return busy
-    sent, m = add_all(seconds for name, seconds in busy.items() if name.startswith(PAIRED)), setting.micro_batches
+    sent, m = (
+        add_all(seconds for name, seconds in busy.items() if name.startswith(HIDDEN_BY_PAIRS)),
+        setting.micro_batches,
+    )
     forward = known_parts(setting, "forward", forward_parts)["forward"]
     hidden = most(schedule.hidden(pp, m, forward, least(sent, sum_parts(busy) - sent)), 0)
     seen = 1 - step_at(pp, 2) * hidden / (m * most(sent, LEAST_SHARE))
-    return {name: seen * seconds if name.startswith(PAIRED) else seconds for name, seconds in busy.items()}
+    return {name: seen * seconds if name.startswith(HIDDEN_BY_PAIRS) else seconds for name, seconds in busy.items()}
 
 
 COMPUTED = "computation", "loss", "host", "optimiser"  # beginnings of the names of parts that need a processor
@@ -443,7 +446,7 @@ def slowest_parts(setting: Setting) -> PartSeconds:
     share = fullest_share(setting)
     places = setting.model.count + BALANCED_PLACES * strategy.balanced
     fewer = (round_up(places / strategy.pp - 1 + LEAST_SHARE) - strategy.balanced) / setting.model.count
-    hidden = () if schedule.hidden is none_hidden else PAIRED  # no stage is slower by these
+    hidden = () if schedule.hidden is none_hidden else HIDDEN_BY_PAIRS  # no stage is slower by these
     body, end = (sum_parts(without_parts(parts, hidden)) for parts in (bodies, last))
     longer = (share - fewer) * body / most(end, LEAST_SHARE)
     return add_parts(scale_parts(bodies, share), scale_parts(last, most(1 - longer, 0)), scale_parts(first, alone))

@@ -15,7 +15,7 @@ from opmatrix.parallel.schedules.named import USUAL_SCHEDULE
 
 RecomputeKind: TypeAlias = Literal["none", "selective", "full", "core_attention", "block"]
 RECOMPUTES: tuple[RecomputeKind, ...] = ("none", "selective", "full")  # those that a plan tries
-BLOCK: RecomputeKind = "block"  # in full, of the first layers of each chunk: as many as it takes to fit
+BLOCK_AGAIN: RecomputeKind = "block"  # in full, of the first layers of each chunk: as many as it takes to fit
 BALANCED_PLACES = 2  # places of layers that the table of tokens and the head take, where stages count them
 SIXTEEN_BITS = "bf16"  # number type of values beside products of eight bits
 

@@ -15,20 +15,22 @@ from opmatrix.parallel.schedules.tasks import Slot, Task, TaskGraph
 
 Sends: TypeAlias = "Mapping[tuple[int, int], Any] | float"  # seconds of a send from one stage to another
 
+TaskSeconds: TypeAlias = Any  # numbers of any type that adds and compares
+
 
 class ChunkWork(NamedTuple):
     """Seconds and bytes of a chunk for one micro-batch, as numbers of any type that adds and compares."""
 
-    forward: Any  # seconds of forward
-    backward: Any  # seconds of backward of its input
-    gradients: Any = 0  # seconds of the gradients of its weights
+    forward: TaskSeconds  # seconds of forward
+    backward: TaskSeconds  # seconds of backward of its input
+    gradients: TaskSeconds = 0  # seconds of the gradients of its weights
     kept: Any = 1  # bytes saved from forward to backward
     kept_for_gradients: Any = 1  # the part of them that gradients of weights read
     room: Any = 0  # bytes of a backward pass while it runs
-    crossing: Any = 0  # the part of forward in which values cross links
-    crossing_back: Any = 0  # the same of backward
+    crossing: TaskSeconds = 0  # the part of forward in which values cross links
+    crossing_back: TaskSeconds = 0  # the same of backward
 
-    def seconds(self, task: Task, deferred: bool) -> Any:
+    def seconds(self, task: Task, deferred: bool) -> TaskSeconds:
         """Return the seconds of a task; unless gradients of weights are deferred, backward includes them."""
         match task.kind:
             case "F":
@@ -37,7 +39,7 @@ class ChunkWork(NamedTuple):
                 return self.backward if deferred else self.backward + self.gradients
         return self.gradients
 
-    def crossing_of(self, task: Task) -> Any:
+    def crossing_of(self, task: Task) -> TaskSeconds:
         """Return the part of a task's seconds in which values cross links."""
         match task.kind:
             case "F":
@@ -113,7 +115,7 @@ def simulate(
     return Simulated(graph, begins, ends, busy, free, held_at_most(graph, works, state))
 
 
-def slot_seconds(graph: TaskGraph, works: Sequence[ChunkWork], slot: Slot) -> Any:
+def slot_seconds(graph: TaskGraph, works: Sequence[ChunkWork], slot: Slot) -> TaskSeconds:
     """Return the seconds of a slot. Of two passes that run at once each computes while values of the other cross links
     (DeepSeek-AI 2024, DeepSeek-V3, figure 4), so both take what they compute or what crosses, whichever is more."""
     took = sum(works[task.chunk].seconds(task, task[1:] in graph.deferred) for task in slot)
@@ -121,12 +123,12 @@ def slot_seconds(graph: TaskGraph, works: Sequence[ChunkWork], slot: Slot) -> An
     return took - hidden_seconds(took, crossing) if crossing else took
 
 
-def hidden_seconds(took: Any, crossing: Any) -> Any:
+def hidden_seconds(took: TaskSeconds, crossing: TaskSeconds) -> TaskSeconds:
     """Return the seconds that are hidden of passes that run at once, of whose seconds a part crosses links."""
     return least(crossing, took - crossing)
 
 
-def sending(graph: TaskGraph, need: Task, stage: int, links: Sends) -> Any:
+def sending(graph: TaskGraph, need: Task, stage: int, links: Sends) -> TaskSeconds:
     """Return the seconds until the result of a task is on a stage."""
     source = graph.places[need.chunk]
     if source == stage:

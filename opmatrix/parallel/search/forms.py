@@ -16,7 +16,7 @@ from opmatrix.parallel.axes.data_axis import STORING
 from opmatrix.parallel.axes.known_axes import COPYING_AXES, DEVICE_AXES, ORDERS, TOKEN_AXES
 from opmatrix.parallel.axes.parallel_axis import ModelLimits
 from opmatrix.parallel.cost.stacks import SoftwareStack
-from opmatrix.parallel.cost.strategies import BALANCED_PLACES, BLOCK, RECOMPUTES, RecomputeKind
+from opmatrix.parallel.cost.strategies import BALANCED_PLACES, BLOCK_AGAIN, RECOMPUTES, RecomputeKind
 from opmatrix.parallel.schedules.named import PLANNED, SCHEDULES, USUAL_SCHEDULE
 from opmatrix.parallel.schedules.pipeline_schedule import any_sizes
 from opmatrix.parallel.search.legal_sizes import SizeColumns
@@ -64,7 +64,7 @@ def forms_scheduled(names: Iterable[str]) -> list[StrategyForm]:
 
 def forms_in_blocks(forms: Iterable[StrategyForm]) -> list[StrategyForm]:
     """Return forms that compute some layers of each chunk again, where others compute all of them again."""
-    return [form._replace(recompute=BLOCK) for form in forms if form.recompute == "full"]
+    return [form._replace(recompute=BLOCK_AGAIN) for form in forms if form.recompute == "full"]
 
 
 def balanced_forms(forms: Iterable[StrategyForm]) -> list[StrategyForm]:

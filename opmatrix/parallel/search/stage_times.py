@@ -17,7 +17,7 @@ from opmatrix.display.timeline import write_timeline
 from opmatrix.parallel.cost.layer_work import LayerWork
 from opmatrix.parallel.cost.memory_parts import allocatable, kept_bytes, memory_parts, recomputing, state_bytes
 from opmatrix.parallel.cost.step_parts import (
-    PAIRED,
+    HIDDEN_BY_PAIRS,
     Setting,
     layer_parts,
     learning_seconds,
@@ -26,7 +26,7 @@ from opmatrix.parallel.cost.step_parts import (
     send_parts,
     sum_parts,
 )
-from opmatrix.parallel.cost.strategies import BLOCK, RECOMPUTES, RecomputeKind
+from opmatrix.parallel.cost.strategies import BLOCK_AGAIN, RECOMPUTES, RecomputeKind
 from opmatrix.parallel.schedules.named import SCHEDULES, USUAL_SCHEDULE, ChunkedSchedule
 from opmatrix.parallel.schedules.simulated import ChunkWork, Simulated, bars_of, simulate
 from opmatrix.parallel.schedules.tasks import TaskGraph
@@ -74,7 +74,7 @@ def crossing_seconds(setting: Setting, work: LayerWork) -> tuple[float, float]:
     """Return the seconds of a layer in which values cross links that passes of another direction hide: forward, and
     backward with recomputation."""
     forward, whole = (
-        float(sum_parts({name: seconds for name, seconds in parts.items() if name.startswith(PAIRED)}))
+        float(sum_parts({name: seconds for name, seconds in parts.items() if name.startswith(HIDDEN_BY_PAIRS)}))
         for parts in (pass_parts(setting, work, "forward"), layer_parts(setting, work))
     )
     return forward, whole - forward
@@ -135,7 +135,7 @@ def even_stages(choice: PlanChoice) -> StageCut:
     chunks = choice.sizes["pp"] * choice.sizes["virtual"]
     strategy, count = choice.prediction.setting.strategy, choice.prediction.setting.model.count
     layers = even_cut(count, chunks, int(strategy.balanced), int(strategy.balanced))
-    if strategy.recompute != BLOCK:
+    if strategy.recompute != BLOCK_AGAIN:
         return StageCut(layers, (strategy.recompute,) * chunks)
     again = round(float(strategy.again or 0) * max(layers))
     whole: RecomputeKind = "full"

@@ -16,7 +16,7 @@ from formats.core.errors import InputError
 from formats.machine.datasheets import BYTES, Datasheet
 from opmatrix.display.progress import unheard
 from opmatrix.models.config import Settings
-from opmatrix.models.decoders.next_tokens import MODULES
+from opmatrix.models.decoders.next_tokens import NEXT_TOKEN_MODULES
 from opmatrix.parallel.axes.context_axis import CONTEXTS
 from opmatrix.parallel.axes.known_axes import ORDERS, PLANNED_AXES
 from opmatrix.parallel.axes.parallel_axis import ModelLimits
@@ -26,7 +26,7 @@ from opmatrix.parallel.cost.layer_work import ModelWork, model_work
 from opmatrix.parallel.cost.prediction import Prediction, predict_step
 from opmatrix.parallel.cost.stacks import SoftwareStack
 from opmatrix.parallel.cost.step_parts import PartSeconds, Setting
-from opmatrix.parallel.cost.strategies import BLOCK, Strategy
+from opmatrix.parallel.cost.strategies import BLOCK_AGAIN, Strategy
 from opmatrix.parallel.schedules.named import PLANNED, RUN_BY_RANKS, USUAL_SCHEDULE
 from opmatrix.parallel.search.forms import (
     STRATEGY_FORMS,
@@ -113,7 +113,7 @@ class PlanQuestion:
         if self.local:
             return [form for form in STRATEGY_FORMS if form.schedule in RUN_BY_RANKS and form.order == ORDERS[0]]
         counted = [*STRATEGY_FORMS, *forms_scheduled(name for name in self.choices.schedules if name not in PLANNED)]
-        if BLOCK in self.choices.recomputes:
+        if BLOCK_AGAIN in self.choices.recomputes:
             counted += forms_in_blocks(counted)
         if self.limits.experts:
             counted += folded_forms(counted)
@@ -136,8 +136,8 @@ class PlanQuestion:
     def work(self, form: StrategyForm) -> ModelWork:
         """Return the work of the model under a form. A forward pass predicts the next token alone."""
         config = self.config
-        if self.infer and config.get(MODULES):
-            config = {**config, MODULES: 0}
+        if self.infer and config.get(NEXT_TOKEN_MODULES):
+            config = {**config, NEXT_TOKEN_MODULES: 0}
         return model_work(config, form.context, form.sequence)
 
     def strategy(self, form: StrategyForm, sizes: Mapping[str, object]) -> Strategy:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from opmatrix.parallel.cost.strategies import BLOCK
+from opmatrix.parallel.cost.strategies import BLOCK_AGAIN
 from opmatrix.parallel.questions.layouts import StatedLayout
 from opmatrix.parallel.search.plans import PlanChoice
 from opmatrix.parallel.search.stage_times import StageCut, even_cut, even_stages
@@ -93,7 +93,7 @@ def layout_of(choice: PlanChoice, batch: int, seq: int) -> RunLayout:
     stages = even_stages(choice)
     cut = stages.layers if strategy.balanced else None
     layout = RunLayout(**fields, precision=strategy.precision, batch=batch, seq=seq, cut=cut)
-    return layout if strategy.recompute != BLOCK else replace(layout, recompute="full", again=stages.counts)
+    return layout if strategy.recompute != BLOCK_AGAIN else replace(layout, recompute="full", again=stages.counts)
 
 
 def planned_settings(stack: str | None, path: Path | None, facts: RunFacts) -> PlannedSettings:
