@@ -47,7 +47,7 @@ PUBLISHED = {
     "DeepSeek's, V3 on 2,048 H800 (DeepSeek-AI 2024, section 3.2)": (
         ("deepseek-v3", 2048, "H800", 15360, 4096),
         dict(tp=1, cp=1, pp=16, dp=128, ep=64),
-        dict(stack="megatron", precision="fp8"),
+        dict(stack="hai-llm", precision="fp8"),
     ),
 }
 PLACES = 10  # of the fastest, among which a layout is to be

@@ -86,7 +86,10 @@ OPTIONAL_LATENT = {
     name: optional(LATENT_KEYS[name]) for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 }
 V3_KEYS = (
-    SHARED_KEYS | LATENT_KEYS | OPTIONAL_LATENT | dict(n_group=whole(), topk_group=whole(), norm_topk_prob=flag(True))
+    SHARED_KEYS
+    | LATENT_KEYS
+    | OPTIONAL_LATENT
+    | dict(n_group=whole(), topk_group=whole(), norm_topk_prob=flag(True), num_nextn_predict_layers=whole(0, default=0))
 )
 
 

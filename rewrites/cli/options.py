@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from opmatrix.parallel.schedules.named import PLANNED, RUN_BY_RANKS, spell_schedules
+from opmatrix.parallel.schedules.named import RUN_BY_RANKS, SCHEDULES, spell_schedules
 
 LARGEST_BATCH = 2**31 - 1  # tokens: indices of rows have 32 bits
 
@@ -266,7 +266,7 @@ TrainingStack = Annotated[
     typer.Option("--stack", metavar="NAME", help="only what this training stack runs, such as megatron or torchtitan"),
 ]
 PlannedSchedule = Annotated[
-    str | None, typer.Option("--schedule", metavar="NAME", help=f"the only pipeline schedule: {', '.join(PLANNED)}")
+    str | None, typer.Option("--schedule", metavar="NAME", help=f"the only pipeline schedule: {', '.join(SCHEDULES)}")
 ]
 MostTensorRanks = Annotated[int | None, typer.Option("--max-tp", min=1, help="tensor ranks, at most")]
 OnlyLayout = Annotated[

@@ -81,7 +81,7 @@ ASKED = "--devices 4 --machine A100 --batch 8 --seq 16"
         (f"tiny.json {ASKED} --only tp=4", r"tp 4: 6 heads: .* the nearest legal are 3 and 6"),
         (f"tiny.json {ASKED} --only tensor=2", r"--only: tensor: .*a layout has dp, tp"),
         (f"tiny.json {ASKED} --stack megatrn", r"stack 'megatrn': did you mean megatron"),
-        (f"tiny.json {ASKED} --schedule zigzag", r"--schedule zigzag: .*a plan tries 1f1b"),
+        (f"tiny.json {ASKED} --schedule zigzag", r"--schedule zigzag: .*there are 1f1b"),
         (f"tiny.json {ASKED} --precision fp8", r"A100: its data sheet has no rate of fp8 products"),
         (f"tiny.json {ASKED} --calibrate none.csv", r"--calibrate none.csv: .*No such file"),
         (f"tiny.json {ASKED} --headroom 1.5", r"--headroom 1.5: a share of the memory"),

@@ -58,6 +58,25 @@ def test_a_closed_form_that_is_not_its_own_is_found():
     assert mistakes(lambda kind: pipeline_kind("zb-h1").schedule, [("dualpipe", 4, 8)], PASSES[:1])
 
 
+@pytest.mark.parametrize("passes, forth, back", [((10, 12, 8), 3, 4), ((10, 20, 5), 9, 11), ((2, 3, 1), 2, 3)])
+def test_passes_at_once_hide_what_the_other_sends(passes, forth, back):
+    """Along the critical path each pair takes what it computes or what crosses, whichever is more; a pass that is alone
+    takes both. The closed form is an upper bound where that leaves less than a backward pass takes, and stages have
+    few micro-batches. No other schedule has pairs."""
+    F, B, W = passes
+    hidden = min(forth + back, F + B + W - forth - back)
+    for schedule, p, m in CASES:
+        kind = pipeline_kind(schedule)
+        graph = kind.tasks(p, m)
+        plain, beside = (
+            simulate(graph, [ChunkWork(F, B, W, crossing=one, crossing_back=other)] * len(graph.places))
+            for one, other in ((0, 0), (forth, back))
+        )
+        closed, found = kind.schedule.hidden(p, m, F, hidden), plain.seconds - beside.seconds
+        assert found == closed or (hidden > F and m < 3 * p and closed / 2 < found < closed)
+        assert (closed > 0) == (kind.name == "dualpipe")
+
+
 def test_bubbles_of_the_papers():
     """Of the work of a stage: (p - 1) / m, (p - 1) / (v m); ZB-H1's where W is the shortest, DualPipe's where passes
     take as long."""

@@ -58,7 +58,7 @@ def free():
 @pytest.mark.parametrize("name", STACKS)
 def test_a_stack_has_only_what_it_runs(name):
     """All forms that apply are of the stack, and columns are what each strategy is predicted alone."""
-    model = MIXTURE if STACKS[name].folds_experts else MODEL
+    model = MIXTURE if STACKS[name].folds_experts or STACKS[name].relays else MODEL
     plan = ask(model, stack=name)
     stack, question = plan.question.stack, plan.question
     for choice in plan.best:
@@ -69,7 +69,8 @@ def test_a_stack_has_only_what_it_runs(name):
         assert not form.sequence or stack.sequence
         strategy = choice.prediction.setting.strategy
         assert (strategy.beside, strategy.gradient_bytes) == (stack.beside, stack.gradient_bytes)
-    masks = FormMasks(question.forms, question.limits, question.seq, choices=question.choices)(question.sizes)
+    choices = dict(choices=question.choices, batch=question.batch)
+    masks = FormMasks(question.forms, question.limits, question.seq, **choices)(question.sizes)
     programs = compile_forms(question, question.forms)
     values = np.empty((len(programs.program.results), len(question.sizes)))
     programs.program({name: getattr(question.sizes, name).astype(float) for name in SIZE_NAMES}, values)
@@ -145,7 +146,7 @@ def test_limits_hold():
     for choice in ask(schedule="interleaved").best:
         assert choice.sizes["pp"] == 1 or choice.form.schedule == "interleaved"
     for change, words in (
-        (dict(schedule="dualpipe"), "--schedule dualpipe: .*a plan tries 1f1b"),
+        (dict(schedule="dualpip"), "--schedule dualpip: did you mean dualpipe.*there are 1f1b"),
         (dict(stack="megatrn"), "stack 'megatrn': did you mean megatron"),
         (dict(precision="fp9"), "precision 'fp9'"),
     ):

@@ -12,12 +12,35 @@ import sympy
 from opmatrix.algebra.batch.mixtures import contracts
 from opmatrix.algebra.shapes import LiveSize
 from opmatrix.models.config import Settings
+from opmatrix.parallel.cost.quantities import Quantity, least, most
 from opmatrix.parallel.cost.step_costs import BackwardBooked
 from opmatrix.parallel.sharding.redistribute import RankStep
 from opmatrix.parallel.train.moe_gradients import BACK
 
 EXPERT_COUNTS = "num_experts", "num_local_experts", "n_routed_experts"
 EXPERT_STEPS = "answer", BACK
+
+
+class RowRouting(NamedTuple):
+    """The experts that a row is routed to, and the groups of neighbouring experts that these are within."""
+
+    experts: int = 1
+    groups: int = 1
+    reached: int = 1  # groups within which all experts of a row are
+
+    def share_to_nodes(self, nodes: Quantity) -> Quantity:
+        """Return how many nodes a row is sent to, over the experts that it is routed to, where nodes have experts of
+        their own. All experts are as likely: of V nodes that a row may reach, V (1 − (1 − 1 / V)^k) have one of its k
+        experts."""
+        within = least(nodes, self.reached * most(nodes / self.groups, 1))
+        return within * (1 - (1 - 1 / within) ** self.experts) / self.experts
+
+
+def row_routing(config: Settings) -> RowRouting:
+    """Read the routing of a configuration. Where layers differ it is that of the fewest experts."""
+    asked, groups, reached = (config.get(key) for key in ("num_experts_per_tok", "n_group", "topk_group"))
+    experts = min(asked) if isinstance(asked, list | tuple) else asked
+    return RowRouting(experts or 1, groups or 1, (reached or 1) if groups else 1)
 
 
 class ProductSides(NamedTuple):

@@ -20,14 +20,17 @@ from opmatrix.algebra.shapes import LiveSize, size
 from opmatrix.algebra.term import Operator
 from opmatrix.models import normalise_config, promised, spelling
 from opmatrix.models.config import Settings
+from opmatrix.models.decoders.next_tokens import NEXT_TOKEN_MODULES, next_token_module
 from opmatrix.parallel.axes.axis_strategy import meet
 from opmatrix.parallel.axes.known_axes import COPYING_AXES, PLANNED_AXES, farthest_first, mesh_choices, strategy_named
 from opmatrix.parallel.cost.expert_work import (
     EXPERT_STEPS,
     ProductSides,
+    RowRouting,
     count_experts,
     expert_products,
     made_by_experts,
+    row_routing,
 )
 from opmatrix.parallel.cost.quantities import Formula, Powers, multiply
 from opmatrix.parallel.cost.step_costs import BackwardBooked, Chunk, training_step
@@ -115,6 +118,8 @@ class ModelWork(NamedTuple):
     tied: bool
     experts: int = 0  # experts of a layer
     causal: bool = True  # no token sees those behind it, so half of all pairs have scores
+    routing: RowRouting = RowRouting()  # of rows to experts
+    further: int = 0  # tokens that a row predicts besides the next one
     latent: int = 0  # numbers of a row that keys and values of all heads are made of; 0 where heads have their own
 
     @property
@@ -179,7 +184,7 @@ def read_model(config: str, context: str, sequence: bool, dropout: float) -> Mod
     lo, hi = places[0], places[-1] + 1
     sizes = normalise_config(settings)
     heads = sizes["num_attention_heads"]
-    return ModelWork(
+    work = ModelWork(
         add_layers(works[:lo]),
         tuple((works[at], chunks[at].count) for at in places),
         add_layers(works[hi:]),
@@ -188,8 +193,21 @@ def read_model(config: str, context: str, sequence: bool, dropout: float) -> Mod
         shares_table(chunks[:lo], chunks[hi:]),
         count_experts(settings),
         looks_back(model),
-        latent_numbers(model),
+        row_routing(sizes),
+        latent=latent_numbers(model),
     )
+    return with_next_tokens(work, settings, sizes.get(NEXT_TOKEN_MODULES, 0), Mesh.of(**axes), batch)
+
+
+def with_next_tokens(work: ModelWork, config: Settings, further: int, mesh: Mesh, batch: BatchSizes) -> ModelWork:
+    """Return the work of a model with modules that predict `further` tokens behind all layers, and their scores. They
+    share the head, so that its weights count once."""
+    if not further:
+        return work
+    step = training_step(partition(next_token_module(config), mesh, batch))
+    module = [read_layer(chunk.booked) for stage in step.stages for chunk in stage]
+    scores = replace(work.last, parameters=NO_SIZE)
+    return work._replace(last=add_layers([work.last, *[*module, scores] * further]), further=further)
 
 
 def looks_back(model: Operator) -> bool:

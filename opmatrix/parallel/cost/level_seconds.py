@@ -31,6 +31,30 @@ def units_of(n: Quantity, stride: Quantity, links: Sequence[Link]) -> list[Quant
     return [far / near for near, far in pairwise(inside)]
 
 
+def relayed_parts(
+    size: Quantity, n: Quantity, stride: Quantity, links: Sequence[Link], constants: Constants, share: Quantity
+) -> LevelSeconds:
+    """Return the seconds of an all-to-all of `size` bytes of rows, one for each expert of a row, of which a `share`
+    leaves a node: a row is sent to each node once, to the rank with the same position there, and on from it to all of
+    its experts (DeepSeek-AI 2024, DeepSeek-V3, section 3.2.2)."""
+    near, *far = units_of(n, stride, links)
+    moved, waited = [], 0 * size
+    for k, (link, unit) in enumerate(zip(links, (near, *far), strict=True)):
+        outside: Any = multiply(far[k:]) if k else 1
+        place = LevelPlace(unit, 1, outside)
+        bytes_ = COLLECTIVES["all_to_all"].sent(size, place) * (share if k else 1)
+        moved.append((link.name, bytes_ / link_rate(link, unit, constants)))
+        waited = waited + COLLECTIVES["all_to_all"].messages(place) * link.latency
+    late = binary_log(near) ** 0.5 + binary_log(multiply(far)) ** 0.5  # ranks of a node wait, and those of all nodes
+    return LevelSeconds(tuple(moved), waited + constants.superstep * late)
+
+
+def link_rate(link: Link, units: Quantity, constants: Constants) -> Quantity:
+    """Return the bytes a second that a device of one of these units sends over a link."""
+    rate: Quantity = constants.links * link.rate_to(most(units - 1, 1))
+    return rate
+
+
 def collective_parts(
     op: str, size: Quantity, n: Quantity, stride: Quantity, links: Sequence[Link], constants: Constants
 ) -> LevelSeconds:
@@ -52,6 +76,6 @@ def collective_parts(
             messages = COLLECTIVES[op].messages(place)
         if op in TREES and k:
             messages = 2 * binary_log(unit)
-        moved.append((link.name, bytes_ / (constants.links * link.rate_to(most(unit - 1, 1)))))
+        moved.append((link.name, bytes_ / link_rate(link, unit, constants)))
         waited = waited + messages * link.latency
     return LevelSeconds(tuple(moved), waited + constants.superstep * binary_log(n) ** 0.5)

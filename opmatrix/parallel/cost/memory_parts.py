@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from opmatrix.parallel.cost.layer_work import LayerWork, is_of_pairs
-from opmatrix.parallel.cost.quantities import Formula, Quantity, add_all, least, most, step_at
+from opmatrix.parallel.cost.quantities import Formula, Quantity, add_all, least, most, round_up, step_at
 from opmatrix.parallel.cost.step_parts import (
+    LEAST_SHARE,
     PartSeconds,
     Setting,
+    again_share,
+    first_share,
     fullest_share,
     layer_parameters,
     made_numbers,
     score_count,
     stored_numbers,
+    sum_parts,
 )
+from opmatrix.parallel.cost.strategies import BLOCK_AGAIN, RecomputeKind
 from opmatrix.parallel.schedules.named import SCHEDULES, USUAL_SCHEDULE
 
+BLOCK_ENDS: tuple[RecomputeKind, ...] = ("none", "full")  # kinds of recomputation of layers without and within a block
 MEMORY_KINDS = "allocated", "reserved", "driver"  # by tensors, by the allocator, as the device reports
 STATE = "weights", "gradients", "optimiser"
 PRODUCT_INPUTS = "input", "weight in", "product in"
@@ -23,27 +31,54 @@ PRODUCT_INPUTS = "input", "weight in", "product in"
 def memory_parts(setting: Setting) -> PartSeconds:
     """Return the bytes that are allocated at the peak, by part."""
     strategy = setting.strategy
-    schedule = SCHEDULES[strategy.schedule]
-    if schedule.chunked:
-        schedule = USUAL_SCHEDULE  # its virtual stages hold a factor more: `chunks`
-    held = schedule.held(0, strategy.pp, setting.micro_batches, 1)
-    chunks = 1 + (strategy.pp - 1) / (strategy.pp * strategy.virtual) * step_at(strategy.virtual, 2)
-    saved = fullest_share(setting) * add_all(count * kept_bytes(setting, work) for work, count in setting.model.layers)
+    saved = add_all(count * kept_bytes(setting, work) for work, count in setting.model.layers)
     body = setting.model.layers[0][0]
-    working = whole_bytes(setting, body) if strategy.recompute == "full" else 0 * strategy.micro_batch
+    working = 0 * strategy.micro_batch
+    if (share := again_share(strategy)) is not None:
+        working = whole_bytes(setting, body) * least(share / LEAST_SHARE, 1)
     if setting.model.asks:
         working = working + setting.number * most(*(made_numbers(setting, work) for work, _ in setting.model.layers), 0)
     state = zip(STATE, bytes_of_state(setting), strict=True)
-    chains = 1 + (schedule.chains - 1) * step_at(strategy.pp, 2)  # chains of chunks that a stage has the weights of
     return {
-        **{
-            name: chains * size * stored_numbers(setting, strategy.zero > 2 - at)
-            for at, (name, size) in enumerate(state)
-        },
-        "kept": saved * held * chunks,
+        **{name: size * stored_numbers(setting, strategy.zero > 2 - at) for at, (name, size) in enumerate(state)},
+        "kept": saved * held_layers(setting),
         "working": working,
         "logits": logits_bytes(setting),
     }
+
+
+def recomputing(setting: Setting, kind: RecomputeKind) -> Setting:
+    """Return the setting with another kind of recomputation."""
+    return setting._replace(strategy=replace(setting.strategy, recompute=kind, again=None), passes=None)
+
+
+def block_share(setting: Setting) -> Quantity:
+    """Return the share of layers that must be computed again for a stage to fit: whole layers of a chunk, as few as it
+    takes, and all of them where these do not suffice."""
+    strategy, model = setting.strategy, setting.model
+    none, full = (memory_parts(recomputing(setting, kind)) for kind in BLOCK_ENDS)
+    room = setting.machine.memory[-1][1] if strategy.room is None else strategy.room
+    over = sum_parts(none) - allocatable(setting, room)
+    missing = over + least(most(over, 0), 1) * (full["working"] - none["working"])  # a layer's, while it runs again
+    chunk = round_up(fullest_share(setting) * model.count / strategy.virtual)
+    share = round_up(chunk * missing / most(none["kept"] - full["kept"], 1)) / chunk
+    return least(most(share, 0), 1)
+
+
+def held_layers(setting: Setting) -> Quantity:
+    """Return the micro-batches that are held at the peak, each times the share of all layers that its stage has: on the
+    first stage, or on the second, which holds fewer micro-batches and may have a layer more."""
+    return most(first_share(setting) * held_at(setting, 0), fullest_share(setting) * held_at(setting, 1))
+
+
+def held_at(setting: Setting, stage: int) -> Quantity:
+    """Return the micro-batches that a stage holds at the peak; one chunk a stage is the usual schedule."""
+    strategy, m = setting.strategy, setting.micro_batches
+    schedule = SCHEDULES[strategy.schedule]
+    if not schedule.chunked:
+        return schedule.held(stage, strategy.pp, m, 1)
+    alone = USUAL_SCHEDULE.held(stage, strategy.pp, m, 1)
+    return alone + (schedule.held(stage, strategy.pp, m, strategy.virtual) - alone) * step_at(strategy.virtual, 2)
 
 
 def bytes_of_state(setting: Setting) -> tuple[float, float, float]:
@@ -65,6 +100,10 @@ def state_bytes(setting: Setting, work: LayerWork) -> float:
 def kept_bytes(setting: Setting, work: LayerWork) -> Quantity:
     """Return the bytes that a layer saves for backward, for one micro-batch; what experts compute is saved unless it is
     computed again."""
+    share = setting.strategy.again
+    if setting.strategy.recompute == BLOCK_AGAIN and share is not None:
+        some, every = (kept_bytes(recomputing(setting, kind), work) for kind in BLOCK_ENDS)
+        return every + (1 - share) * (some - every)
     if setting.strategy.recompute == "full" or setting.strategy.launched:
         return plain_bytes(setting, work)
     return plain_bytes(setting, work) + setting.number * made_numbers(setting, work)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from formats.core.errors import InputError
 from formats.machine.datasheets import Datasheet, datasheet
@@ -12,10 +12,10 @@ from opmatrix.models.config import Settings
 from opmatrix.parallel.cost.constants import Constants, load_constants
 from opmatrix.parallel.cost.layer_work import ModelWork, model_work
 from opmatrix.parallel.cost.legality import check_legal, check_named_choices
-from opmatrix.parallel.cost.memory_parts import MEMORY_KINDS, driver_bytes, memory_parts, reserved_bytes
+from opmatrix.parallel.cost.memory_parts import MEMORY_KINDS, block_share, driver_bytes, memory_parts, reserved_bytes
 from opmatrix.parallel.cost.quantities import Quantity
 from opmatrix.parallel.cost.step_parts import Setting, step_parts, sum_parts
-from opmatrix.parallel.cost.strategies import Strategy
+from opmatrix.parallel.cost.strategies import BLOCK_AGAIN, Strategy
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ def predict(
 def predict_step(setting: Setting) -> Prediction:
     """Predict the time and memory of a step from a complete setting. Raises InputError for a machine without links."""
     check_linked(setting.machine)
+    if setting.strategy.recompute == BLOCK_AGAIN and setting.strategy.again is None:
+        setting = setting._replace(strategy=replace(setting.strategy, again=block_share(setting)))
     return Prediction(setting, step_parts(setting), memory_parts(setting))
 
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from formats.core.errors import InputError, suggest_name
-from opmatrix.parallel.cost.strategies import RECOMPUTES, RecomputeKind, Strategy
+from opmatrix.parallel.cost.strategies import BLOCK_AGAIN, RECOMPUTES, RecomputeKind, Strategy
 
 ALL_ZERO = 0, 1, 2, 3
+MEGATRON_RECOMPUTES: tuple[RecomputeKind, ...] = (*RECOMPUTES, BLOCK_AGAIN)
 MEGATRON_SCHEDULES = "1f1b", "interleaved"
 
 
@@ -24,7 +25,7 @@ class SoftwareStack:
     contexts: tuple[str, ...]  # how attention meets tokens sharded over cp
     zero: tuple[int, ...]  # ZeRO stages
     pipelined_zero: tuple[int, ...]  # those that work with several stages
-    recomputes: tuple[RecomputeKind, ...] = RECOMPUTES
+    recomputes: tuple[RecomputeKind, ...] = RECOMPUTES  # parts of forward that backward recomputes
     beside: tuple[str, ...] = ()  # axes whose collectives run beside products
     overlap: bool = True  # gradients are summed beside backward
     gradient_bytes: float = 2  # bytes of a gradient that is summed
@@ -34,6 +35,9 @@ class SoftwareStack:
     folds_experts: bool = False  # experts are laid over tensor ranks
     balances: bool = False  # stages may count the embedding table and the head as a layer each
     selective: RecomputeKind = "selective"  # what its selective recomputation computes again
+    relays: bool = False  # rows are sent to each node of their experts once
+    sent_in_eight: bool = False  # beside products of eight bits rows go to experts in eight
+    sending_cores: float = 0  # cores of a device that send, and compute nothing
     launched: bool = False  # as `opmatrix launch` runs it
 
     def run(self, strategy: Strategy) -> Strategy:
@@ -48,6 +52,9 @@ class SoftwareStack:
             gradient_bytes=self.gradient_bytes,
             accumulated=self.accumulated,
             fused_sums=self.fused_sums,
+            relays=self.relays,
+            sent_in_eight=self.sent_in_eight,
+            sending_cores=self.sending_cores,
             launched=self.launched,
         )
 
@@ -65,6 +72,7 @@ MEGATRON = SoftwareStack(
     ("ring", "ulysses"),
     (0, 1),
     (0, 1),
+    MEGATRON_RECOMPUTES,
     beside=("tp", "cp", "pp"),
     gradient_bytes=4,
     fused_sums=True,
@@ -87,6 +95,7 @@ STACKS: Mapping[str, SoftwareStack] = {
             ("ring",),
             (0, 1),
             (0, 1),
+            MEGATRON_RECOMPUTES,
             overlap=False,
             gradient_bytes=4,
             fused_sums=True,
@@ -114,6 +123,7 @@ STACKS: Mapping[str, SoftwareStack] = {
             ("ring", "ulysses"),
             (0, 1),
             (0, 1),
+            MEGATRON_RECOMPUTES,
             gradient_bytes=4,
             folds_experts=True,
             selective="core_attention",
@@ -127,6 +137,22 @@ STACKS: Mapping[str, SoftwareStack] = {
             (0, 1),
             (0, 1),
             gradient_bytes=4,
+        ),
+        SoftwareStack(  # DeepSeek-AI 2024, DeepSeek-V3: sections 3.2 and 3.3; sums of gradients as in its DeepGEMM
+            "hai-llm",
+            "of DeepSeek-V3",
+            "HAI-LLM",
+            ("1f1b", "dualpipe"),
+            ("ring",),
+            (0, 1),
+            (0, 1),
+            gradient_bytes=4,
+            fused_sums=True,
+            sequence=False,
+            balances=True,
+            relays=True,
+            sent_in_eight=True,
+            sending_cores=20,
         ),
         SoftwareStack(
             "launch",

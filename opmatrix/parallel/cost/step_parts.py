@@ -12,11 +12,22 @@ from formats.machine.datasheets import BYTES, EIGHT_BITS, Datasheet
 from opmatrix.parallel.axes.known_axes import PLANNED_AXES
 from opmatrix.parallel.cost.constants import Constants
 from opmatrix.parallel.cost.layer_work import NO_SIZE, CrossingWork, LayerPass, LayerWork, ModelWork, ProductWork
-from opmatrix.parallel.cost.level_seconds import collective_parts
-from opmatrix.parallel.cost.quantities import Formula, Quantity, add_all, least, most, round_up, soft_most, step_at
-from opmatrix.parallel.cost.strategies import BALANCED_PLACES, Strategy
+from opmatrix.parallel.cost.level_seconds import LevelSeconds, collective_parts, relayed_parts, units_of
+from opmatrix.parallel.cost.quantities import (
+    Formula,
+    Quantity,
+    add_all,
+    least,
+    most,
+    multiply,
+    round_up,
+    soft_most,
+    step_at,
+)
+from opmatrix.parallel.cost.strategies import BALANCED_PLACES, BLOCK_AGAIN, Strategy
 from opmatrix.parallel.schedules.closed_forms import rounds
 from opmatrix.parallel.schedules.named import SCHEDULES
+from opmatrix.parallel.schedules.pipeline_schedule import none_hidden
 
 PartSeconds = dict[str, Quantity]
 LEAST_SHARE = 1e-9  # a negligible share of a layer, or of a second
@@ -24,6 +35,9 @@ CORE_TILE = 1 << 15  # sums that a core holds: 256 x 128 in float32
 LAYER_PASSES: tuple[LayerPass, ...] = ("forward", "backward")
 SORTS = 4  # sorts of the rows of experts in a pass
 ROUNDED_BYTES = 4  # two are read, and one is written twice
+DISPATCHED_EIGHT = 3 / 4  # of the bytes of both ways: rows go to experts in eight bits and come back in sixteen, so do
+# their gradients (DeepSeek-AI 2024, DeepSeek-V3, section 3.3.3)
+HIDDEN_BY_PAIRS = "ep over", "pp over"  # parts that passes of two directions hide (the same, section 3.2.1)
 EXPERTS_SAVED = 2 / 3  # of the three exchanges of backward two are left where rows of experts are saved
 
 
@@ -92,14 +106,24 @@ def sum_parts(parts: Mapping[str, Quantity]) -> Quantity:
     return add_all(parts.values())
 
 
+def without_parts(parts: Mapping[str, Quantity], beginnings: tuple[str, ...]) -> PartSeconds:
+    """Return the parts whose names begin otherwise."""
+    return {name: seconds for name, seconds in parts.items() if not name.startswith(beginnings)}
+
+
 def sustained_rate(setting: Setting, rate: float) -> Quantity:
     """Return the operations a second that products of sixteen bits sustain of a data sheet's rate: a fraction of it,
     and at most what the chip's watts pay for."""
     constants, sheet = setting.constants, setting.machine
-    joule = constants.a_joule(sheet.family)
+    joule, reached = constants.a_joule(sheet.family), constants.matrix * computing_share(setting) * rate
     if sheet.watts is None or joule is None:
-        return constants.matrix * rate
-    return least(constants.matrix * rate, joule * sheet.watts)
+        return reached
+    return least(reached, joule * sheet.watts)
+
+
+def computing_share(setting: Setting) -> float:
+    """Return the share of a device's cores that compute, since no others send."""
+    return 1 - setting.strategy.sending_cores / setting.machine.cores
 
 
 def product_rate(setting: Setting, work: ProductWork) -> Quantity:
@@ -109,7 +133,7 @@ def product_rate(setting: Setting, work: ProductWork) -> Quantity:
     if work.ragged and not strategy.flash:
         return constants.matrix * sheet.vector_rate("float32")
     if strategy.precision in EIGHT_BITS and not work.between:
-        return constants.eight * sheet.eight_bit_rate
+        return constants.eight * computing_share(setting) * sheet.eight_bit_rate
     rate, unit, _ = sheet.product_rate(strategy.values)
     reached = sustained_rate(setting, rate) if unit == "matrix" else constants.matrix * rate
     return reached * constants.attention if work.between and strategy.flash else reached
@@ -234,6 +258,8 @@ def crossing_bytes(setting: Setting, crossing: CrossingWork) -> Quantity:
     if crossing.axis != "ep" or strategy.launched:
         return size
     share = EXPERTS_SAVED if crossing.during == "backward" else 1
+    if strategy.sent_in_eight and strategy.precision in EIGHT_BITS:
+        share = share * DISPATCHED_EIGHT
     return share * size / (strategy.tp if strategy.sequence else 1)
 
 
@@ -251,12 +277,23 @@ def crossing_parts(setting: Setting, work: LayerWork, during: LayerPass) -> Part
         axis = crossing.axis
         if crossing.during != during:
             continue
-        n, stride = getattr(strategy, axis), strategy.stride(axis)
-        took = collective_parts(crossing.op, crossing_bytes(setting, crossing), n, stride, links, setting.constants)
+        n, stride, size = getattr(strategy, axis), strategy.stride(axis), crossing_bytes(setting, crossing)
+        if axis == "ep" and strategy.relays:
+            took = relayed_rows(setting, size, n, stride)
+        else:
+            took = collective_parts(crossing.op, size, n, stride, links, setting.constants)
         seen = crossing.count * seen_share(setting, axis)
         moved = {f"{axis} over {level}": seen * seconds for level, seconds in took.moved}
         parts = add_parts(parts, moved, {"synchronisation": seen * took.waited})
     return parts
+
+
+def relayed_rows(setting: Setting, size: Quantity, n: Quantity, stride: Quantity) -> LevelSeconds:
+    """Return the seconds of rows on their way to experts, or back, that are sent to each node once."""
+    links = setting.machine.links
+    nodes = multiply(units_of(n, stride, links)[1:])
+    share = setting.model.routing.share_to_nodes(nodes)
+    return relayed_parts(size, n, stride, links, setting.constants, share)
 
 
 def pass_parts(setting: Setting, work: LayerWork, during: LayerPass) -> PartSeconds:
@@ -285,8 +322,8 @@ def layer_parts(setting: Setting, work: LayerWork) -> PartSeconds:
     forward, backward = known_pass(setting, work, "forward"), known_pass(setting, work, "backward")
     fused = setting.strategy.recompute == "selective" and setting.strategy.flash
     again: PartSeconds = {}
-    if setting.strategy.recompute == "full":
-        again = {f"{name}, again": seconds for name, seconds in forward.items()}
+    if (share := again_share(setting.strategy)) is not None:
+        again = {f"{name}, again": share * seconds for name, seconds in forward.items()}
     elif fused:
         again = {"computation, again": passing_seconds(setting, work, "forward")}
     elif setting.strategy.recompute != "none":
@@ -294,6 +331,13 @@ def layer_parts(setting: Setting, work: LayerWork) -> PartSeconds:
         again = {"computation, again": add_all(product_seconds(setting, product) for product in between)}
     summed = summing_bytes(setting) * layer_parameters(setting, work) / setting.bandwidth
     return add_parts(forward, again, backward, {"computation": summed})
+
+
+def again_share(strategy: Strategy) -> Quantity | None:
+    """Return the share of layers that are computed again in full; None where parts of layers are, or none."""
+    if strategy.recompute == BLOCK_AGAIN:
+        return strategy.again
+    return 1 if strategy.recompute == "full" else None
 
 
 def summing_bytes(setting: Setting) -> float:
@@ -317,7 +361,7 @@ def loss_parts(setting: Setting) -> PartSeconds:
     and the backward pass."""
     if (scores := score_count(setting)) is None:
         return {}
-    return {"loss": (LOSS_FORWARD + LOSS_BACKWARD) * scores / setting.bandwidth}
+    return {"loss": (1 + setting.model.further) * (LOSS_FORWARD + LOSS_BACKWARD) * scores / setting.bandwidth}
 
 
 def known_parts(setting: Setting, name: str, find: Callable[[Setting], PartSeconds]) -> PartSeconds:
@@ -326,7 +370,8 @@ def known_parts(setting: Setting, name: str, find: Callable[[Setting], PartSecon
         return find(setting)
     strategy = setting.strategy
     choices = strategy.recompute, strategy.order, strategy.sequence, strategy.balanced, strategy.whole_experts
-    key = name, setting.model, setting.seq, choices, SCHEDULES[strategy.schedule].chunked
+    schedule, again = SCHEDULES[strategy.schedule], strategy.again
+    key = name, setting.model, setting.seq, choices, again, schedule.chunked, schedule.chains
     if key not in setting.passes:
         setting.passes[key] = find(setting)
     return setting.passes[key]
@@ -336,13 +381,30 @@ def step_parts(setting: Setting) -> PartSeconds:
     """Return the seconds of a step of training of the slowest stage, with its waits for the other stages."""
     strategy = setting.strategy
     busy, rest = known_parts(setting, "busy", busy_parts), known_parts(setting, "bubble", waited_parts)
-    parts = {**scale_parts(busy, setting.micro_batches), "bubble": rest["bubble"] / strategy.virtual}
+    parts = {**scale_parts(hide_paired(setting, busy), setting.micro_batches)}
+    parts["bubble"] = rest["bubble"] / strategy.virtual
     if SCHEDULES[strategy.schedule].weights_apart:
         parts["bubble"] = most(parts["bubble"] - filled_seconds(setting), 0)
     parts = add_parts(
         parts, known_parts(setting, "gradients", gradient_parts), stored_parts(setting), optimiser_parts(setting)
     )
     return add_parts(parts, turn_parts(setting, parts))
+
+
+def hide_paired(setting: Setting, busy: PartSeconds) -> PartSeconds:
+    """Return the seconds of a micro-batch on the slowest stage without what is hidden, on the mean, where a forward
+    pass of one direction runs at once with a backward pass of the other: each computes while the other sends."""
+    schedule, pp = SCHEDULES[setting.strategy.schedule], setting.strategy.pp
+    if schedule.hidden is none_hidden:
+        return busy
+    sent, m = (
+        add_all(seconds for name, seconds in busy.items() if name.startswith(HIDDEN_BY_PAIRS)),
+        setting.micro_batches,
+    )
+    forward = known_parts(setting, "forward", forward_parts)["forward"]
+    hidden = most(schedule.hidden(pp, m, forward, least(sent, sum_parts(busy) - sent)), 0)
+    seen = 1 - step_at(pp, 2) * hidden / (m * most(sent, LEAST_SHARE))
+    return {name: seen * seconds if name.startswith(HIDDEN_BY_PAIRS) else seconds for name, seconds in busy.items()}
 
 
 COMPUTED = "computation", "loss", "host", "optimiser"  # beginnings of the names of parts that need a processor
@@ -361,7 +423,7 @@ def turn_parts(setting: Setting, parts: Mapping[str, Quantity]) -> PartSeconds:
 def end_parts(setting: Setting) -> tuple[PartSeconds, PartSeconds]:
     """Return the seconds of the operations before all layers, and of the operations behind them. Neither are ever
     recomputed."""
-    once = setting._replace(strategy=replace(setting.strategy, recompute="none"))
+    once = setting._replace(strategy=replace(setting.strategy, recompute="none", again=None))
     return (
         layer_parts(once, setting.model.first),
         add_parts(layer_parts(once, setting.model.last), loss_parts(setting)),
@@ -375,13 +437,18 @@ def body_parts(setting: Setting) -> PartSeconds:
 
 def slowest_parts(setting: Setting) -> PartSeconds:
     """Return the seconds of the slowest stage, for a micro-batch. It is a stage with one layer more than the last,
-    where layers do not divide, or the last stage, which has the operations behind all layers."""
+    where layers do not divide, or the last stage, which has the operations behind all layers: of every second
+    micro-batch where these enter at both ends."""
     strategy, (first, last) = setting.strategy, end_parts(setting)
+    schedule, alone = SCHEDULES[strategy.schedule], 1 - step_at(strategy.pp, 2)
+    last = scale_parts(last, alone + (1 - alone) / schedule.chains)
     bodies = known_parts(setting, "bodies", body_parts)
-    alone, share = 1 - step_at(strategy.pp, 2), fullest_share(setting)
+    share = fullest_share(setting)
     places = setting.model.count + BALANCED_PLACES * strategy.balanced
     fewer = (round_up(places / strategy.pp - 1 + LEAST_SHARE) - strategy.balanced) / setting.model.count
-    longer = (share - fewer) * sum_parts(bodies) / most(sum_parts(last), LEAST_SHARE)
+    hidden = () if schedule.hidden is none_hidden else HIDDEN_BY_PAIRS  # no stage is slower by these
+    body, end = (sum_parts(without_parts(parts, hidden)) for parts in (bodies, last))
+    longer = (share - fewer) * body / most(end, LEAST_SHARE)
     return add_parts(scale_parts(bodies, share), scale_parts(last, most(1 - longer, 0)), scale_parts(first, alone))
 
 
@@ -413,11 +480,17 @@ def filled_seconds(setting: Setting) -> Quantity:
     return known_parts(setting, f"filled by {setting.strategy.schedule}", filled_parts)["bubble"]
 
 
+def forward_parts(setting: Setting) -> PartSeconds:
+    """Return the seconds of a stage forward, on the mean of all stages."""
+    layers = [(setting.model.first, 1), *setting.model.layers, (setting.model.last, 1)]
+    every = add_all(count * sum_parts(known_pass(setting, work, "forward")) for work, count in layers)
+    return {"forward": every / setting.strategy.pp}
+
+
 def filled_parts(setting: Setting) -> PartSeconds:
     """Return the seconds of the 1F1B bubble that gradients of weights fill."""
     strategy, model, every = setting.strategy, setting.model, every_second(setting)
-    layers = [(model.first, 1), *model.layers, (model.last, 1)]
-    forward = add_all(count * sum_parts(known_pass(setting, work, "forward")) for work, count in layers) / strategy.pp
+    layers, forward = [(model.first, 1), *model.layers, (model.last, 1)], forward_parts(setting)["forward"]
     learnt = add_all(count * learning_seconds(setting, work) for work, count in layers) / strategy.pp
     took = strategy.pp, setting.micro_batches, 1, forward, every / strategy.pp - forward - learnt, learnt
     return {"bubble": rounds(*took) - SCHEDULES[strategy.schedule].bubble(*took)}
@@ -451,14 +524,32 @@ def fullest_share(setting: Setting) -> Quantity:
     return round_up((count + between) / pp) / count
 
 
-def stage_parameters(setting: Setting) -> Quantity:
-    """Count the numbers that a rank of the fullest stage stores."""
-    strategy, model, sizes = setting.strategy, setting.model, setting.sizes
-    bodies = fullest_share(setting) * add_all(count * layer_parameters(setting, work) for work, count in model.layers)
-    layer = model.layers[0][0].parameters.at(sizes) if strategy.balanced else 0  # a table takes a layer's place
-    one, other = model.first.parameters.at(sizes), model.last.parameters.at(sizes)
+def first_share(setting: Setting) -> Quantity:
+    """Return the share of all layers that the first stage has: of the stages with one more, less that of the table
+    where it counts as a layer."""
+    strategy, count = setting.strategy, setting.model.count
+    places = count + BALANCED_PLACES * strategy.balanced
     several = step_at(strategy.pp, 2)
-    return bodies + most(most(one, other) - layer, 0) * several + (1 - several) * (one if model.tied else one + other)
+    return (round_up(places / strategy.pp) - strategy.balanced * several) / count
+
+
+def stage_parameters(setting: Setting) -> Quantity:
+    """Count the numbers that a rank of the fullest stage stores. Where micro-batches enter at both ends it has the
+    layers of two stages, and the first rank both ends."""
+    strategy, model, sizes = setting.strategy, setting.model, setting.sizes
+    bodies = stage_layers(setting) * add_all(count * layer_parameters(setting, work) for work, count in model.layers)
+    fewer = (fullest_share(setting) - first_share(setting)) * model.count  # layers whose place the table takes
+    layer = fewer * model.layers[0][0].parameters.at(sizes)
+    one, other = model.first.parameters.at(sizes), layer_parameters(setting, model.last)
+    several, chains = step_at(strategy.pp, 2), SCHEDULES[strategy.schedule].chains
+    ends = most(one, other) - layer if chains == 1 else one + other - chains * layer
+    return bodies + most(ends, 0) * several + (1 - several) * (one if model.tied else one + other)
+
+
+def stage_layers(setting: Setting) -> Quantity:
+    """Return the share of all layers that a rank of the fullest stage stores."""
+    chains = SCHEDULES[setting.strategy.schedule].chains
+    return fullest_share(setting) * (1 + (chains - 1) * step_at(setting.strategy.pp, 2))
 
 
 def layer_parameters(setting: Setting, work: LayerWork) -> Quantity:
@@ -473,8 +564,9 @@ def stage_experts(setting: Setting) -> Quantity:
     """Count the numbers of experts that a rank of the fullest stage stores."""
     if not setting.model.asks:
         return 0
-    sizes = setting.expert_sizes
-    return fullest_share(setting) * add_all(count * work.experts.at(sizes) for work, count in setting.model.layers)
+    model, sizes = setting.model, setting.expert_sizes
+    layers = stage_layers(setting) * add_all(count * work.experts.at(sizes) for work, count in model.layers)
+    return layers + model.last.experts.at(sizes)  # of modules behind all layers
 
 
 def stored_numbers(setting: Setting, once: bool) -> Quantity:

@@ -13,8 +13,9 @@ from opmatrix.parallel.axes.known_axes import COPYING_AXES, DEVICE_AXES, FOLDED_
 from opmatrix.parallel.cost.quantities import Quantity
 from opmatrix.parallel.schedules.named import USUAL_SCHEDULE
 
-RecomputeKind: TypeAlias = Literal["none", "selective", "full", "core_attention"]
+RecomputeKind: TypeAlias = Literal["none", "selective", "full", "core_attention", "block"]
 RECOMPUTES: tuple[RecomputeKind, ...] = ("none", "selective", "full")  # those that a plan tries
+BLOCK_AGAIN: RecomputeKind = "block"  # in full, of the first layers of each chunk: as many as it takes to fit
 BALANCED_PLACES = 2  # places of layers that the table of tokens and the head take, where stages count them
 SIXTEEN_BITS = "bf16"  # number type of values beside products of eight bits
 
@@ -35,6 +36,8 @@ class Strategy:
     # 3 + weights
     sequence: bool = False  # sequence parallelism: norms are sharded over tp
     recompute: RecomputeKind = "none"  # the part of forward that backward recomputes
+    again: Quantity | None = None  # share of layers of "block"; None: what the room asks for
+    room: float | None = None  # bytes that a device may report; None: all of its memory
     context: str = "ring"  # how attention meets tokens sharded over cp
     schedule: str = USUAL_SCHEDULE.name  # pipeline schedule
     order: tuple[str, ...] = ORDERS[0]  # axes by the distance of their ranks, nearest first
@@ -49,6 +52,9 @@ class Strategy:
     beside: tuple[str, ...] = ()  # axes whose collectives run beside products of a layer
     whole_experts: bool = False  # tp shards no expert: ep is laid over its ranks first
     load: float = 1  # rows of the busiest expert rank, relative to the mean
+    relays: bool = False  # a row is sent to each node of its experts once, and on from there
+    sent_in_eight: bool = False  # with products of eight bits, rows go to experts in eight, too
+    sending_cores: float = 0  # cores that send, and compute nothing
     process_bytes: float = 4e9  # bytes of a device beside its allocator's: the driver's
     # context, buffers of collectives and of graphs
     launched: bool = False  # as `opmatrix launch` runs it: every tensor rank sends all

@@ -14,7 +14,7 @@ from opmatrix.parallel.axes.context_axis import CONTEXTS
 from opmatrix.parallel.axes.known_axes import AXES, DEVICE_AXES
 from opmatrix.parallel.cost.legality import check_legal, check_named_choices
 from opmatrix.parallel.cost.memory_parts import driver_bytes
-from opmatrix.parallel.cost.strategies import RECOMPUTES, Strategy
+from opmatrix.parallel.cost.strategies import BLOCK_AGAIN, RECOMPUTES, Strategy
 from opmatrix.parallel.schedules.named import SCHEDULES
 from opmatrix.parallel.search.forms import StrategyForm
 from opmatrix.parallel.search.plan_text import GIGA, interval_cell, lost, stages_text
@@ -60,9 +60,9 @@ def read_words(words: list[str], fixed: FixedChoices, option: str) -> int:
     if word in SCHEDULES or word in CONTEXTS:
         fixed["schedule" if word in SCHEDULES else "context"] = word
         return 1
-    if word in RECOMPUTES and following == "again":
+    if word in (*RECOMPUTES, BLOCK_AGAIN) and following == "again":
         fixed["recompute"] = word
-        return 2
+        return 6 if [each.lower() for each in words[3:6]] == ["%", "of", "layers"] else 2  # as the room asks for
     if (both := f"{word} {following}") in WORD_PAIRS:
         fixed[WORD_PAIRS[both]] = True
         return 2

@@ -16,8 +16,8 @@ def is_expression(number: Quantity) -> bool:
 
 
 def one_part(number: Quantity, of: Any) -> Quantity:
-    """Return number / of, exactly."""
-    if is_expression(of):
+    """Return number / of: exactly, but for arrays."""
+    if any(is_expression(one) or hasattr(one, "__array_ufunc__") for one in (number, of)):
         return number / of
     from fractions import Fraction
 

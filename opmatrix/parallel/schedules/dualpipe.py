@@ -6,11 +6,14 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opmatrix.parallel.schedules.closed_forms import most, one_part
 from opmatrix.parallel.schedules.pipeline_schedule import PipelineSchedule
 from opmatrix.parallel.schedules.tasks import Pass, Slot, Task, TaskGraph
+
+if TYPE_CHECKING:
+    from formats.machine.collectives import Quantity
 
 
 def both_ways(stages: int, micro_batches: int, chunks: int = 1) -> TaskGraph:
@@ -95,6 +98,14 @@ def both_ways_rounds(p: Any, m: Any, v: Any, F: Any, B: Any, W: Any) -> Any:
     return most(0, most(2 * n * F, n * B + (n - 1) * F) + n * most(0, B - W))
 
 
+def hidden_by_pairs(p: Quantity, m: Quantity, F: Quantity, each: Quantity) -> Quantity:
+    """Return the seconds of a step that are hidden where every pair of a forward and a backward pass hides some: m − p
+    / 2 − 2 pairs are on the critical path. Where a pair is shorter than a backward pass alone, which hides nothing,
+    another path is critical, with p − 2 pairs fewer. For fewer than 3 p micro-batches it is then an upper bound."""
+    fewer = p - 2
+    return (m - one_part(p, 2) - 2) * each - fewer * most(each - F, 0)
+
+
 DUALPIPE = PipelineSchedule(
     "dualpipe",
     "micro-batches enter at both ends, forward beside backward (DeepSeek-AI 2024)",
@@ -104,5 +115,6 @@ DUALPIPE = PipelineSchedule(
     illegal=unpaired,
     chains=2,
     weights_apart=True,
+    hidden=hidden_by_pairs,
     planned=False,
 )

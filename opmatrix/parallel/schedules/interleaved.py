@@ -39,8 +39,8 @@ def in_groups(kind: Pass, stage: int, stages: int, micro_batches: int, chunks: i
 
 def ahead_held(s: Any, p: Any, m: Any, v: Any) -> Any:
     """Return the micro-batches that a stage holds at most: its forward passes ahead of its backward passes, v of them a
-    micro-batch. For the first stage they are p (1 + (p − 1) / (p v)) (Korthikanti et al. 2022, section 4.2.3); p − s
-    where v is 1."""
+    micro-batch. For the first stage they are p (1 + (p − 1) / (p v)) (Korthikanti et al. 2022, section 4.2.3), or
+    all m where these are fewer."""
     return least(m * v, 2 * (p - s - 1) + (v - 1) * p + 1) * one_part(1, v)
 
 

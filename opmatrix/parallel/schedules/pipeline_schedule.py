@@ -10,6 +10,11 @@ from typing import Any
 from opmatrix.parallel.schedules.tasks import TaskGraph
 
 
+def none_hidden(*numbers: object) -> int:
+    """Return no seconds: no two passes run at once."""
+    return 0
+
+
 def any_sizes(stages: int, micro_batches: int) -> str:
     """Return no complaint: the order exists for any number of stages and micro-batches."""
     return ""
@@ -29,6 +34,8 @@ class PipelineSchedule:
     chunked: bool = False  # stages have several chunks; the name is NAME:V
     chains: int = 1  # chains of chunks through the stages
     weights_apart: bool = False  # gradients of weights are passes of their own
+    hidden: Callable[..., Any] = none_hidden  # (p, m, F, h): seconds of a step that are hidden where a forward pass
+    # that runs at once with a backward pass hides h: each computes while the other sends
     planned: bool = True  # `plan` tries it
 
     @property

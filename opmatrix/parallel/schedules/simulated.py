@@ -10,22 +10,27 @@ from typing import Any, NamedTuple, TypeAlias
 
 from formats.core.errors import InputError
 from opmatrix.display.timeline import Bar
-from opmatrix.parallel.schedules.tasks import Task, TaskGraph
+from opmatrix.parallel.schedules.closed_forms import least
+from opmatrix.parallel.schedules.tasks import Slot, Task, TaskGraph
 
 Sends: TypeAlias = "Mapping[tuple[int, int], Any] | float"  # seconds of a send from one stage to another
+
+TaskSeconds: TypeAlias = Any  # numbers of any type that adds and compares
 
 
 class ChunkWork(NamedTuple):
     """Seconds and bytes of a chunk for one micro-batch, as numbers of any type that adds and compares."""
 
-    forward: Any  # seconds of forward
-    backward: Any  # seconds of backward of its input
-    gradients: Any = 0  # seconds of the gradients of its weights
+    forward: TaskSeconds  # seconds of forward
+    backward: TaskSeconds  # seconds of backward of its input
+    gradients: TaskSeconds = 0  # seconds of the gradients of its weights
     kept: Any = 1  # bytes saved from forward to backward
     kept_for_gradients: Any = 1  # the part of them that gradients of weights read
     room: Any = 0  # bytes of a backward pass while it runs
+    crossing: TaskSeconds = 0  # the part of forward in which values cross links
+    crossing_back: TaskSeconds = 0  # the same of backward
 
-    def seconds(self, task: Task, deferred: bool) -> Any:
+    def seconds(self, task: Task, deferred: bool) -> TaskSeconds:
         """Return the seconds of a task; unless gradients of weights are deferred, backward includes them."""
         match task.kind:
             case "F":
@@ -33,6 +38,15 @@ class ChunkWork(NamedTuple):
             case "B":
                 return self.backward if deferred else self.backward + self.gradients
         return self.gradients
+
+    def crossing_of(self, task: Task) -> TaskSeconds:
+        """Return the part of a task's seconds in which values cross links."""
+        match task.kind:
+            case "F":
+                return self.crossing
+            case "B":
+                return self.crossing_back
+        return 0
 
 
 @dataclass(frozen=True)
@@ -90,7 +104,7 @@ def simulate(
                 waiting[missing].append(stage)
                 break
             begin = latest([free[stage], *(ends[need] + sending(graph, need, stage, links) for need in before)])
-            took = sum(works[task.chunk].seconds(task, task[1:] in graph.deferred) for task in slot)
+            took = slot_seconds(graph, works, slot)
             free[stage], busy[stage] = begin + took, busy[stage] + took
             for task in slot:
                 begins[task], ends[task] = begin, free[stage]
@@ -101,7 +115,20 @@ def simulate(
     return Simulated(graph, begins, ends, busy, free, held_at_most(graph, works, state))
 
 
-def sending(graph: TaskGraph, need: Task, stage: int, links: Sends) -> Any:
+def slot_seconds(graph: TaskGraph, works: Sequence[ChunkWork], slot: Slot) -> TaskSeconds:
+    """Return the seconds of a slot. Of two passes that run at once each computes while values of the other cross links
+    (DeepSeek-AI 2024, DeepSeek-V3, figure 4), so both take what they compute or what crosses, whichever is more."""
+    took = sum(works[task.chunk].seconds(task, task[1:] in graph.deferred) for task in slot)
+    crossing = sum(works[task.chunk].crossing_of(task) for task in slot) if len(slot) > 1 else 0
+    return took - hidden_seconds(took, crossing) if crossing else took
+
+
+def hidden_seconds(took: TaskSeconds, crossing: TaskSeconds) -> TaskSeconds:
+    """Return the seconds that are hidden of passes that run at once, of whose seconds a part crosses links."""
+    return least(crossing, took - crossing)
+
+
+def sending(graph: TaskGraph, need: Task, stage: int, links: Sends) -> TaskSeconds:
     """Return the seconds until the result of a task is on a stage."""
     source = graph.places[need.chunk]
     if source == stage:

@@ -55,6 +55,17 @@ class TaskGraph:
         return readers
 
     @cached_property
+    def depths(self) -> list[int]:
+        """For each chunk, how many chunks its values have gone through."""
+        depths: list[int] = []
+        for chunk, _ in enumerate(self.places):
+            depth, at = 0, chunk
+            while self.reads[at]:
+                depth, at = depth + 1, self.reads[at][0]
+            depths.append(depth)
+        return depths
+
+    @cached_property
     def deferred(self) -> set[tuple[int, int]]:
         """Pairs of a micro-batch and a chunk whose gradients of weights are tasks of their own; for all others B
         computes them, too."""

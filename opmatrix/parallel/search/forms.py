@@ -16,8 +16,9 @@ from opmatrix.parallel.axes.data_axis import STORING
 from opmatrix.parallel.axes.known_axes import COPYING_AXES, DEVICE_AXES, ORDERS, TOKEN_AXES
 from opmatrix.parallel.axes.parallel_axis import ModelLimits
 from opmatrix.parallel.cost.stacks import SoftwareStack
-from opmatrix.parallel.cost.strategies import BALANCED_PLACES, RECOMPUTES, RecomputeKind
+from opmatrix.parallel.cost.strategies import BALANCED_PLACES, BLOCK_AGAIN, RECOMPUTES, RecomputeKind
 from opmatrix.parallel.schedules.named import PLANNED, SCHEDULES, USUAL_SCHEDULE
+from opmatrix.parallel.schedules.pipeline_schedule import any_sizes
 from opmatrix.parallel.search.legal_sizes import SizeColumns
 
 FormMask: TypeAlias = "NDArray[np.bool_]"
@@ -44,9 +45,26 @@ STRATEGY_FORMS = tuple(
     for choices in product(RECOMPUTES, ZERO_STAGES, PLANNED, CONTEXT_KINDS, (False, True), ORDERS)
 )
 FOLDED_ORDERS = [order for order in ORDERS if {*order[: len(COPYING_AXES) + 1]} == {"tp", *COPYING_AXES}]
-FOLDED_FORMS = tuple(
-    form._replace(whole_experts=True) for form in STRATEGY_FORMS if form.sequence and form.order in FOLDED_ORDERS
-)
+
+
+def folded_forms(forms: Iterable[StrategyForm]) -> list[StrategyForm]:
+    """Return forms that lay whole experts over tensor ranks, too."""
+    return [form._replace(whole_experts=True) for form in forms if form.sequence and form.order in FOLDED_ORDERS]
+
+
+def forms_scheduled(names: Iterable[str]) -> list[StrategyForm]:
+    """Return the forms with schedules that a plan tries only where a stack has them, or they are asked for."""
+    return [
+        form._replace(schedule=name)
+        for name in names
+        for form in STRATEGY_FORMS
+        if form.schedule == USUAL_SCHEDULE.name
+    ]
+
+
+def forms_in_blocks(forms: Iterable[StrategyForm]) -> list[StrategyForm]:
+    """Return forms that compute some layers of each chunk again, where others compute all of them again."""
+    return [form._replace(recompute=BLOCK_AGAIN) for form in forms if form.recompute == "full"]
 
 
 def balanced_forms(forms: Iterable[StrategyForm]) -> list[StrategyForm]:
@@ -64,6 +82,7 @@ class FormChoices(NamedTuple):
     sequence: tuple[bool, ...] = (False, True)
     whole_experts: tuple[bool, ...] = (False, True)
     balanced: tuple[bool, ...] = (False, True)
+    recomputes: tuple[RecomputeKind, ...] = RECOMPUTES
 
     def offers(self, form: StrategyForm) -> bool:
         """True if a form may apply. The usual schedule and context are also those of a single stage and of whole
@@ -75,6 +94,7 @@ class FormChoices(NamedTuple):
             and form.sequence in self.sequence
             and form.whole_experts in self.whole_experts
             and form.balanced in self.balanced
+            and form.recompute in self.recomputes
         )
 
 
@@ -88,12 +108,14 @@ def choices_of_stack(stack: SoftwareStack) -> FormChoices:
         (False, True) if stack.sequence else (False,),
         (False, True) if stack.folds_experts else (False,),
         (False, True) if stack.balances else (False,),
+        stack.recomputes,
     )
 
 
 class FormMasks:
     """A mask of the forms that apply to rows of sizes. A form applies only where its choices have an effect, so no
-    strategy has two forms. `local`: processes shard over data ranks alone; `choices`: those that are offered."""
+    strategy has two forms. `local`: processes shard over data ranks alone; `choices`: those that are offered;
+    `batch`: the sequences of a step, whose micro-batches some schedules limit."""
 
     def __init__(
         self,
@@ -102,15 +124,19 @@ class FormMasks:
         tokens: int,
         local: bool = False,
         choices: FormChoices | None = None,
+        batch: int = 0,
     ) -> None:
-        self.forms, self.limits, self.tokens, self.local = forms, limits, tokens, local
+        self.forms, self.limits, self.tokens, self.local, self.batch = forms, limits, tokens, local, batch
         self.choices = choices or FormChoices()
 
     def __call__(self, sizes: SizeColumns) -> FormMask:
         """Return the mask: a row for each form, a column for each row of sizes."""
         several, token_ranks = sizes.virtual > 1, sizes.ranks_of(TOKEN_AXES)
         staged = ~several & (sizes.pp > 1)
-        scheduled = {name: several if SCHEDULES[name].chunked else staged for name in PLANNED}
+        names = dict.fromkeys([*PLANNED, *(form.schedule for form in self.forms)])
+        scheduled = {
+            name: several if SCHEDULES[name].chunked else staged & self.in_order(name, sizes) for name in names
+        }
         usual = ~several  # also for a single stage
         scheduled[USUAL_SCHEDULE.name] = usual if USUAL_SCHEDULE.name in self.choices.schedules else usual & ~staged
         whole = np.ones(len(sizes), bool)
@@ -133,6 +159,18 @@ class FormMasks:
                 for form in self.forms
             ]
         )
+        return mask
+
+    def in_order(self, name: str, sizes: SizeColumns) -> FormMask:
+        """Return the mask of the stages and micro-batches that a schedule has an order for."""
+        mask: FormMask = np.ones(len(sizes), bool)
+        if SCHEDULES[name].illegal is any_sizes:
+            return mask
+        counts = sizes.pp, self.batch // (sizes.dp * sizes.micro_batch)
+        numbers, at = np.unique(np.stack(counts), axis=1, return_inverse=True)
+        mask = np.array([not SCHEDULES[name].illegal(int(stages), int(count)) for stages, count in numbers.T])[
+            at.ravel()
+        ]
         return mask
 
     def stages_fit(self, balanced: bool, sizes: SizeColumns) -> FormMask:

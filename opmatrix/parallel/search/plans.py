@@ -21,7 +21,7 @@ from opmatrix.parallel.cost.intervals import UNKNOWN_STACK, StepInterval, bytes_
 from opmatrix.parallel.cost.layer_work import ModelWork
 from opmatrix.parallel.cost.prediction import Prediction, check_linked
 from opmatrix.parallel.cost.stacks import stack_named
-from opmatrix.parallel.schedules.named import PLANNED, USUAL_SCHEDULE
+from opmatrix.parallel.schedules.named import SCHEDULES, USUAL_SCHEDULE
 from opmatrix.parallel.search.forms import StrategyForm
 from opmatrix.parallel.search.length_mix import LengthMix, mix_lengths
 from opmatrix.parallel.search.step_factors import Calibration, calibrate_question
@@ -80,6 +80,8 @@ class PlanChoice(NamedTuple):
             more.append(self.form.context)
         if self.form.recompute != "none":
             more.append(f"{self.form.recompute} again")
+        if (again := self.prediction.setting.strategy.again) is not None:
+            more.append(f"{round(100 * float(again))} % of layers")
         return f"{' × '.join(axes)}; {', '.join(more)}"
 
     def grouped(self) -> dict[str, float]:
@@ -334,10 +336,10 @@ def check_load(load: float | None, config: Settings) -> float:
 
 
 def check_schedule(schedule: str | None) -> str | None:
-    """Return a schedule that a plan tries. Raises InputError for any other."""
-    if schedule is None or schedule in PLANNED:
+    """Return a schedule by name. Raises InputError for an unknown one."""
+    if schedule is None or schedule in SCHEDULES:
         return schedule
-    raise InputError(f"--schedule {schedule}: {suggest_name(schedule, PLANNED)}a plan tries {', '.join(PLANNED)}")
+    raise InputError(f"--schedule {schedule}: {suggest_name(schedule, SCHEDULES)}there are {', '.join(SCHEDULES)}")
 
 
 def read_machine(name: str) -> Datasheet:

@@ -5,7 +5,7 @@ alike."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -15,8 +15,9 @@ import numpy as np
 from formats.core.errors import InputError
 from opmatrix.display.timeline import write_timeline
 from opmatrix.parallel.cost.layer_work import LayerWork
-from opmatrix.parallel.cost.memory_parts import allocatable, kept_bytes, memory_parts, state_bytes
+from opmatrix.parallel.cost.memory_parts import allocatable, kept_bytes, memory_parts, recomputing, state_bytes
 from opmatrix.parallel.cost.step_parts import (
+    HIDDEN_BY_PAIRS,
     Setting,
     layer_parts,
     learning_seconds,
@@ -25,7 +26,7 @@ from opmatrix.parallel.cost.step_parts import (
     send_parts,
     sum_parts,
 )
-from opmatrix.parallel.cost.strategies import RECOMPUTES, RecomputeKind
+from opmatrix.parallel.cost.strategies import BLOCK_AGAIN, RECOMPUTES, RecomputeKind
 from opmatrix.parallel.schedules.named import SCHEDULES, USUAL_SCHEDULE, ChunkedSchedule
 from opmatrix.parallel.schedules.simulated import ChunkWork, Simulated, bars_of, simulate
 from opmatrix.parallel.schedules.tasks import TaskGraph
@@ -69,14 +70,24 @@ def pass_seconds(setting: Setting, work: LayerWork, last: bool = False) -> tuple
     return forward, whole - forward - learnt, learnt
 
 
-def recomputing(setting: Setting, kind: RecomputeKind) -> Setting:
-    """Return the setting with another kind of recomputation."""
-    return setting._replace(strategy=replace(setting.strategy, recompute=kind), passes=None)
+def crossing_seconds(setting: Setting, work: LayerWork) -> tuple[float, float]:
+    """Return the seconds of a layer in which values cross links that passes of another direction hide: forward, and
+    backward with recomputation."""
+    forward, whole = (
+        float(sum_parts({name: seconds for name, seconds in parts.items() if name.startswith(HIDDEN_BY_PAIRS)}))
+        for parts in (pass_parts(setting, work, "forward"), layer_parts(setting, work))
+    )
+    return forward, whole - forward
 
 
 def layer_seconds(setting: Setting) -> list[tuple[float, float, float]]:
     """Return the seconds of the passes of each layer."""
     return [seconds for work, times in setting.model.layers for seconds in [pass_seconds(setting, work)] * times]
+
+
+def layer_crossings(setting: Setting) -> list[tuple[float, float]]:
+    """Return the seconds of each layer in which values cross links that passes of another direction hide."""
+    return [crossing for work, times in setting.model.layers for crossing in [crossing_seconds(setting, work)] * times]
 
 
 def layer_bytes(setting: Setting) -> list[float]:
@@ -122,9 +133,13 @@ class StageCut(NamedTuple):
 def even_stages(choice: PlanChoice) -> StageCut:
     """Return the even partition of a strategy, which counts table and head where the strategy does."""
     chunks = choice.sizes["pp"] * choice.sizes["virtual"]
-    setting = choice.prediction.setting
-    ends = int(setting.strategy.balanced)
-    return StageCut(even_cut(setting.model.count, chunks, ends, ends), (setting.strategy.recompute,) * chunks)
+    strategy, count = choice.prediction.setting.strategy, choice.prediction.setting.model.count
+    layers = even_cut(count, chunks, int(strategy.balanced), int(strategy.balanced))
+    if strategy.recompute != BLOCK_AGAIN:
+        return StageCut(layers, (strategy.recompute,) * chunks)
+    again = round(float(strategy.again or 0) * max(layers))
+    whole: RecomputeKind = "full"
+    return StageCut(layers, (whole,) * chunks, tuple(min(again, number) for number in layers))
 
 
 def run_stages(choice: PlanChoice, cut: StageCut | None = None, micro_batches: int | None = None) -> StageTimes:
@@ -139,6 +154,7 @@ def run_stages(choice: PlanChoice, cut: StageCut | None = None, micro_batches: i
     kinds = cut.kinds()
     timed = {kind: layer_seconds(recomputing(setting, kind)) for row in kinds for kind in {*row}}
     held = {kind: layer_bytes(recomputing(setting, kind)) for row in kinds for kind in {*row}}
+    crossed = {kind: layer_crossings(recomputing(setting, kind)) for row in kinds for kind in {*row}}
     works, at = [], 0
     for chunk, row in enumerate(kinds):
         ends = [pass_seconds(setting, setting.model.first)] if chunk == 0 else []
@@ -147,13 +163,15 @@ def run_stages(choice: PlanChoice, cut: StageCut | None = None, micro_batches: i
         passes = [*(timed[kind][at + n] for n, kind in enumerate(row)), *ends]
         forward, backward, learnt = (sum(seconds[k] for seconds in passes) for k in range(3))
         saved = sum(held[kind][at + n] for n, kind in enumerate(row))
-        works.append(ChunkWork(forward, backward, learnt, saved, saved))
+        crossing = [sum(crossed[kind][at + n][k] for n, kind in enumerate(row)) for k in range(2)]
+        works.append(ChunkWork(forward, backward, learnt, saved, saved, 0, *crossing))
         at += len(row)
     graph = schedule_of(choice).tasks(sizes["pp"], m)
     sent = float(sum_parts(send_parts(setting))) / (2 * sizes["virtual"])
     parts = choice.prediction.seconds
     after = sum(float(seconds) for name, seconds in parts.items() if name.startswith(("gradients", "weights", "optim")))
-    return StageTimes(cut, simulate(graph, works, sent, stage_state(setting, cut, graph)), after)
+    placed = [works[depth] for depth in graph.depths]  # a chunk of either direction
+    return StageTimes(cut, simulate(graph, placed, sent, stage_state(setting, cut, graph)), after)
 
 
 def stage_state(setting: Setting, cut: StageCut, graph: TaskGraph) -> list[float]:
@@ -168,10 +186,11 @@ def stage_state(setting: Setting, cut: StageCut, graph: TaskGraph) -> list[float
         kind: float(memory_parts(recomputing(setting, kind))["working"]) for row in cut.kinds() for kind in {*row}
     }
     state = [0.0] * graph.stages
-    for place, size in zip(graph.places, sizes, strict=True):
-        state[place] += size
+    for place, depth in zip(graph.places, graph.depths, strict=True):
+        state[place] += sizes[depth]
+    kinds = cut.kinds()
     for stage in range(graph.stages):
-        rows = [row for row, place in zip(cut.kinds(), graph.places, strict=True) if place == stage]
+        rows = [kinds[depth] for place, depth in zip(graph.places, graph.depths, strict=True) if place == stage]
         state[stage] += max((working[kind] for row in rows for kind in row), default=0.0)
     return state
 
@@ -184,10 +203,11 @@ def schedule_of(choice: PlanChoice) -> ChunkedSchedule:
 
 def best_cut(choice: PlanChoice, room: float) -> StageCut | None:
     """Return the layers of each stage and what it recomputes, such that the slowest stage is as fast as possible and
-    each fits `room` bytes. None for a single stage, for several chunks a stage, and if no partition fits."""
+    each fits `room` bytes. None for a single stage, for several chunks a stage, of one direction or of two, and if no
+    partition fits."""
     setting, sizes = choice.prediction.setting, choice.sizes
     stages = sizes["pp"]
-    if stages == 1 or sizes["virtual"] > 1:
+    if stages == 1 or sizes["virtual"] > 1 or schedule_of(choice).schedule.chains > 1:
         return None
     settings = [recomputing(setting, kind) for kind in RECOMPUTES]
     costs = [[*map(sum, layer_seconds(variant))] for variant in settings]

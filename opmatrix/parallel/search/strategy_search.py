@@ -16,6 +16,7 @@ from formats.core.errors import InputError
 from formats.machine.datasheets import BYTES, Datasheet
 from opmatrix.display.progress import unheard
 from opmatrix.models.config import Settings
+from opmatrix.models.decoders.next_tokens import NEXT_TOKEN_MODULES
 from opmatrix.parallel.axes.context_axis import CONTEXTS
 from opmatrix.parallel.axes.known_axes import ORDERS, PLANNED_AXES
 from opmatrix.parallel.axes.parallel_axis import ModelLimits
@@ -25,16 +26,18 @@ from opmatrix.parallel.cost.layer_work import ModelWork, model_work
 from opmatrix.parallel.cost.prediction import Prediction, predict_step
 from opmatrix.parallel.cost.stacks import SoftwareStack
 from opmatrix.parallel.cost.step_parts import PartSeconds, Setting
-from opmatrix.parallel.cost.strategies import Strategy
-from opmatrix.parallel.schedules.named import RUN_BY_RANKS, USUAL_SCHEDULE
+from opmatrix.parallel.cost.strategies import BLOCK_AGAIN, Strategy
+from opmatrix.parallel.schedules.named import PLANNED, RUN_BY_RANKS, USUAL_SCHEDULE
 from opmatrix.parallel.search.forms import (
-    FOLDED_FORMS,
     STRATEGY_FORMS,
     FormChoices,
     FormMasks,
     StrategyForm,
     balanced_forms,
     choices_of_stack,
+    folded_forms,
+    forms_in_blocks,
+    forms_scheduled,
 )
 from opmatrix.parallel.search.inference import predict_forward
 from opmatrix.parallel.search.legal_sizes import SizeColumns, check_counts, legal_sizes, limits_of
@@ -109,7 +112,11 @@ class PlanQuestion:
             return [form for form in STRATEGY_FORMS if form[:3] == ("none", 0, USUAL_SCHEDULE.name)]
         if self.local:
             return [form for form in STRATEGY_FORMS if form.schedule in RUN_BY_RANKS and form.order == ORDERS[0]]
-        counted = STRATEGY_FORMS + FOLDED_FORMS if self.limits.experts else STRATEGY_FORMS
+        counted = [*STRATEGY_FORMS, *forms_scheduled(name for name in self.choices.schedules if name not in PLANNED)]
+        if BLOCK_AGAIN in self.choices.recomputes:
+            counted += forms_in_blocks(counted)
+        if self.limits.experts:
+            counted += folded_forms(counted)
         forms = [*counted, *balanced_forms(counted)]
         chosen = [(name, value) for name, value in self.fixed if name in StrategyForm._fields]
         return [
@@ -127,8 +134,11 @@ class PlanQuestion:
         return choices if self.schedule is None else choices._replace(schedules=(self.schedule,))
 
     def work(self, form: StrategyForm) -> ModelWork:
-        """Return the work of the model under a form."""
-        return model_work(self.config, form.context, form.sequence)
+        """Return the work of the model under a form. A forward pass predicts the next token alone."""
+        config = self.config
+        if self.infer and config.get(NEXT_TOKEN_MODULES):
+            config = {**config, NEXT_TOKEN_MODULES: 0}
+        return model_work(config, form.context, form.sequence)
 
     def strategy(self, form: StrategyForm, sizes: Mapping[str, object]) -> Strategy:
         """Return a form at sizes, which may be columns."""
@@ -137,6 +147,7 @@ class PlanQuestion:
             zero=form.zero,
             sequence=form.sequence,
             recompute=form.recompute,
+            room=self.room,
             context=form.context,
             schedule=form.schedule,
             order=form.order,
@@ -266,7 +277,7 @@ def predict_columns(
 ) -> FoundStrategies:
     """Predict every form for all sizes, block by block, and keep for each row the fastest form that fits."""
     sizes, forms = question.sizes, programs.forms
-    masks = FormMasks(forms, question.limits, question.mix.divided, question.local, question.choices)
+    masks = FormMasks(forms, question.limits, question.mix.divided, question.local, question.choices, question.batch)
     best, seconds, peaks = np.zeros(len(sizes), np.intp), np.full(len(sizes), np.inf), np.full(len(sizes), np.inf)
     count = fit = done = 0
     least = (forms[0], 0, np.inf)

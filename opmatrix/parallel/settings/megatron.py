@@ -38,7 +38,7 @@ class PipelineStages:
         FIRST_STAGE,
         LAST_STAGE,
         *COUNTED_ENDS,
-        "mtp-num-layers",  # heads of further tokens, which a plan has none of
+        "mtp-num-layers",  # heads of further tokens, which a plan reads off the model
     )
     fields: ClassVar[tuple[str, ...]] = ("virtual", "schedule", "cut")
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from opmatrix.parallel.cost.strategies import BLOCK_AGAIN
 from opmatrix.parallel.questions.layouts import StatedLayout
 from opmatrix.parallel.search.plans import PlanChoice
 from opmatrix.parallel.search.stage_times import StageCut, even_cut, even_stages
@@ -89,8 +90,10 @@ def layout_of(choice: PlanChoice, batch: int, seq: int) -> RunLayout:
     strategy = choice.prediction.setting.strategy
     fields: dict[str, ArgumentValue] = {name: int(choice.sizes[name]) for name in LAYOUT_SIZES}
     fields |= {name: getattr(choice.form, name) for name in LAYOUT_CHOICES}
-    cut = even_stages(choice).layers if strategy.balanced else None
-    return RunLayout(**fields, precision=strategy.precision, batch=batch, seq=seq, cut=cut)
+    stages = even_stages(choice)
+    cut = stages.layers if strategy.balanced else None
+    layout = RunLayout(**fields, precision=strategy.precision, batch=batch, seq=seq, cut=cut)
+    return layout if strategy.recompute != BLOCK_AGAIN else replace(layout, recompute="full", again=stages.counts)
 
 
 def planned_settings(stack: str | None, path: Path | None, facts: RunFacts) -> PlannedSettings:
