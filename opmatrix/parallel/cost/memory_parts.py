@@ -8,6 +8,7 @@ from opmatrix.parallel.cost.step_parts import (
     PartSeconds,
     Setting,
     fullest_share,
+    known_part,
     layer_parameters,
     made_numbers,
     score_count,
@@ -28,22 +29,31 @@ def memory_parts(setting: Setting) -> PartSeconds:
         schedule = USUAL_SCHEDULE  # its virtual stages hold a factor more: `chunks`
     held = schedule.held(0, strategy.pp, setting.micro_batches, 1)
     chunks = 1 + (strategy.pp - 1) / (strategy.pp * strategy.virtual) * step_at(strategy.virtual, 2)
-    saved = fullest_share(setting) * add_all(count * kept_bytes(setting, work) for work, count in setting.model.layers)
-    body = setting.model.layers[0][0]
-    working = whole_bytes(setting, body) if strategy.recompute == "full" else 0 * strategy.micro_batch
-    if setting.model.asks:
-        working = working + setting.number * most(*(made_numbers(setting, work) for work, _ in setting.model.layers), 0)
     state = zip(STATE, bytes_of_state(setting), strict=True)
     chains = 1 + (schedule.chains - 1) * step_at(strategy.pp, 2)  # chains of chunks that a stage has the weights of
     return {
         **{
-            name: chains * size * stored_numbers(setting, strategy.zero > 2 - at)
+            name: chains * size * known_part(setting, stored_numbers, of=(strategy.zero > 2 - at,))
             for at, (name, size) in enumerate(state)
         },
-        "kept": saved * held * chunks,
-        "working": working,
-        "logits": logits_bytes(setting),
+        "kept": known_part(setting, saved_bytes, strategy.recompute) * held * chunks,
+        "working": known_part(setting, working_bytes, strategy.recompute),
+        "logits": known_part(setting, logits_bytes),
     }
+
+
+def saved_bytes(setting: Setting) -> Quantity:
+    """Return the bytes that the layers of the fullest stage save for backward, for one micro-batch."""
+    return fullest_share(setting) * add_all(count * kept_bytes(setting, work) for work, count in setting.model.layers)
+
+
+def working_bytes(setting: Setting) -> Quantity:
+    """Return the bytes of values that live during the pass of one layer only."""
+    body = setting.model.layers[0][0]
+    working = whole_bytes(setting, body) if setting.strategy.recompute == "full" else 0 * setting.strategy.micro_batch
+    if setting.model.asks:
+        working = working + setting.number * most(*(made_numbers(setting, work) for work, _ in setting.model.layers), 0)
+    return working
 
 
 def bytes_of_state(setting: Setting) -> tuple[float, float, float]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, cast
 
 from formats.machine.datasheets import BYTES, EIGHT_BITS, Datasheet
 from opmatrix.parallel.axes.known_axes import PLANNED_AXES
@@ -19,6 +19,7 @@ from opmatrix.parallel.schedules.closed_forms import rounds
 from opmatrix.parallel.schedules.named import SCHEDULES
 
 PartSeconds = dict[str, Quantity]
+Part = TypeVar("Part")
 LEAST_SHARE = 1e-9  # a negligible share of a layer, or of a second
 CORE_TILE = 1 << 15  # sums that a core holds: 256 x 128 in float32
 LAYER_PASSES: tuple[LayerPass, ...] = ("forward", "backward")
@@ -36,8 +37,8 @@ class Setting(NamedTuple):
     batch: Quantity
     seq: Quantity
     constants: Constants
-    passes: dict[tuple[object, ...], PartSeconds] | None = None  # parts already computed for other strategies that
-    # differ in nothing but their form
+    passes: dict[tuple[object, ...], object] | None = None  # parts already computed for other strategies that differ
+    # in nothing but their form
 
     @property
     def sizes(self) -> Mapping[str, Quantity]:
@@ -270,14 +271,23 @@ def pass_parts(setting: Setting, work: LayerWork, during: LayerPass) -> PartSeco
     return add_parts({"computation": computed}, crossed, {"host": soft_most(busy, issued) - busy})
 
 
+def known_part(setting: Setting, find: Callable[..., Part], *choices: object, of: tuple[object, ...] = ()) -> Part:
+    """Return `find` of the setting and of the arguments `of`, computed once for all forms of strategies that read the
+    same work, cut norms, experts and stages alike, and have the same `choices`: all that `find` reads of a form
+    besides."""
+    if setting.passes is None:
+        return find(setting, *of)
+    strategy = setting.strategy
+    alike = strategy.sequence, strategy.balanced, strategy.whole_experts
+    key = find, setting.model, setting.seq, alike, choices, of
+    if key not in setting.passes:
+        setting.passes[key] = find(setting, *of)
+    return cast(Part, setting.passes[key])
+
+
 def known_pass(setting: Setting, work: LayerWork, during: LayerPass) -> PartSeconds:
     """Return `pass_parts`, computed once for all forms of strategies that lay out the axes alike."""
-    if setting.passes is None:
-        return pass_parts(setting, work, during)
-    key = work, during, setting.seq, setting.strategy.order, setting.strategy.whole_experts
-    if key not in setting.passes:
-        setting.passes[key] = pass_parts(setting, work, during)
-    return setting.passes[key]
+    return known_part(setting, pass_parts, setting.strategy.order, of=(work, during))
 
 
 def layer_parts(setting: Setting, work: LayerWork) -> PartSeconds:
@@ -320,29 +330,44 @@ def loss_parts(setting: Setting) -> PartSeconds:
     return {"loss": (LOSS_FORWARD + LOSS_BACKWARD) * scores / setting.bandwidth}
 
 
-def known_parts(setting: Setting, name: str, find: Callable[[Setting], PartSeconds]) -> PartSeconds:
+def known_parts(setting: Setting, find: Callable[[Setting], Part]) -> Part:
     """Return parts, computed once for all forms of strategies that recompute the same and lay out the axes alike."""
-    if setting.passes is None:
-        return find(setting)
-    strategy = setting.strategy
-    choices = strategy.recompute, strategy.order, strategy.sequence, strategy.balanced, strategy.whole_experts
-    key = name, setting.model, setting.seq, choices, SCHEDULES[strategy.schedule].chunked
-    if key not in setting.passes:
-        setting.passes[key] = find(setting)
-    return setting.passes[key]
+    return known_part(setting, find, setting.strategy.recompute, setting.strategy.order)
+
+
+def known_sends(setting: Setting) -> PartSeconds:
+    """Return `send_parts`, computed once for all forms of strategies that lay out the axes alike, in chunks or not."""
+    return known_part(setting, send_parts, setting.strategy.order, SCHEDULES[setting.strategy.schedule].chunked)
+
+
+def known_ends(setting: Setting) -> tuple[PartSeconds, PartSeconds]:
+    """Return `end_parts`, computed once for all forms of strategies that lay out the axes alike."""
+    return known_part(setting, end_parts, setting.strategy.order)
 
 
 def step_parts(setting: Setting) -> PartSeconds:
     """Return the seconds of a step of training of the slowest stage, with its waits for the other stages."""
     strategy = setting.strategy
-    busy, rest = known_parts(setting, "busy", busy_parts), known_parts(setting, "bubble", waited_parts)
+    parts = add_parts(
+        known_part(setting, pipelined_parts, strategy.recompute, strategy.order, strategy.schedule),
+        known_part(setting, gradient_parts, strategy.order),
+        known_part(setting, stored_parts, strategy.order, strategy.zero),
+        known_part(setting, optimiser_parts, strategy.zero),
+    )
+    return add_parts(parts, turn_parts(setting, parts))
+
+
+def pipelined_parts(setting: Setting) -> PartSeconds:
+    """Return the seconds of all micro-batches on the slowest stage, with its waits for the other stages."""
+    strategy = setting.strategy
+    chunked = SCHEDULES[strategy.schedule].chunked
+    busy, rest = (
+        known_part(setting, find, strategy.recompute, strategy.order, chunked) for find in (busy_parts, waited_parts)
+    )
     parts = {**scale_parts(busy, setting.micro_batches), "bubble": rest["bubble"] / strategy.virtual}
     if SCHEDULES[strategy.schedule].weights_apart:
         parts["bubble"] = most(parts["bubble"] - filled_seconds(setting), 0)
-    parts = add_parts(
-        parts, known_parts(setting, "gradients", gradient_parts), stored_parts(setting), optimiser_parts(setting)
-    )
-    return add_parts(parts, turn_parts(setting, parts))
+    return parts
 
 
 COMPUTED = "computation", "loss", "host", "optimiser"  # beginnings of the names of parts that need a processor
@@ -376,8 +401,8 @@ def body_parts(setting: Setting) -> PartSeconds:
 def slowest_parts(setting: Setting) -> PartSeconds:
     """Return the seconds of the slowest stage, for a micro-batch. It is a stage with one layer more than the last,
     where layers do not divide, or the last stage, which has the operations behind all layers."""
-    strategy, (first, last) = setting.strategy, end_parts(setting)
-    bodies = known_parts(setting, "bodies", body_parts)
+    strategy, (first, last) = setting.strategy, known_ends(setting)
+    bodies = known_parts(setting, body_parts)
     alone, share = 1 - step_at(strategy.pp, 2), fullest_share(setting)
     places = setting.model.count + BALANCED_PLACES * strategy.balanced
     fewer = (round_up(places / strategy.pp - 1 + LEAST_SHARE) - strategy.balanced) / setting.model.count
@@ -387,18 +412,18 @@ def slowest_parts(setting: Setting) -> PartSeconds:
 
 def busy_parts(setting: Setting) -> PartSeconds:
     """Return the busy seconds of the slowest stage for a micro-batch, with its sends."""
-    return add_parts(known_parts(setting, "slowest", slowest_parts), send_parts(setting))
+    return add_parts(known_parts(setting, slowest_parts), known_sends(setting))
 
 
 def every_second(setting: Setting) -> Quantity:
     """Return the seconds of a micro-batch on all stages."""
-    return add_all(map(sum_parts, (known_parts(setting, "bodies", body_parts), *end_parts(setting))))
+    return add_all(map(sum_parts, (known_parts(setting, body_parts), *known_ends(setting))))
 
 
 def waited_parts(setting: Setting) -> PartSeconds:
     """Return the seconds that the slowest stage waits for all others, with one virtual stage a rank."""
-    slowest = sum_parts(known_parts(setting, "slowest", slowest_parts))
-    sent = (setting.strategy.pp - 1) * sum_parts(send_parts(setting))
+    slowest = sum_parts(known_parts(setting, slowest_parts))
+    sent = (setting.strategy.pp - 1) * sum_parts(known_sends(setting))
     return {"bubble": every_second(setting) - slowest + sent}
 
 
@@ -410,17 +435,12 @@ def learning_seconds(setting: Setting, work: LayerWork) -> Quantity:
 def filled_seconds(setting: Setting) -> Quantity:
     """Return the seconds of the 1F1B bubble that gradients of weights fill where they are passes of their own: the
     difference of both closed forms, for equal stages."""
-    return known_parts(setting, f"filled by {setting.strategy.schedule}", filled_parts)["bubble"]
-
-
-def filled_parts(setting: Setting) -> PartSeconds:
-    """Return the seconds of the 1F1B bubble that gradients of weights fill."""
-    strategy, model, every = setting.strategy, setting.model, every_second(setting)
+    strategy, model, every = setting.strategy, setting.model, known_parts(setting, every_second)
     layers = [(model.first, 1), *model.layers, (model.last, 1)]
     forward = add_all(count * sum_parts(known_pass(setting, work, "forward")) for work, count in layers) / strategy.pp
     learnt = add_all(count * learning_seconds(setting, work) for work, count in layers) / strategy.pp
     took = strategy.pp, setting.micro_batches, 1, forward, every / strategy.pp - forward - learnt, learnt
-    return {"bubble": rounds(*took) - SCHEDULES[strategy.schedule].bubble(*took)}
+    return rounds(*took) - SCHEDULES[strategy.schedule].bubble(*took)
 
 
 def send_parts(setting: Setting) -> PartSeconds:
@@ -480,10 +500,10 @@ def stage_experts(setting: Setting) -> Quantity:
 def stored_numbers(setting: Setting, once: bool) -> Quantity:
     """Count the numbers that a rank stores: replicated, or with `once` sharded over data and context. Experts are
     sharded over their replicas."""
-    whole, strategy = stage_parameters(setting), setting.strategy
+    whole, strategy = known_part(setting, stage_parameters), setting.strategy
     if not once:
         return whole
-    experts = stage_experts(setting)
+    experts = known_part(setting, stage_experts)
     return (whole - experts) / strategy.copies + experts * strategy.ep / strategy.expert_ranks
 
 
@@ -493,8 +513,8 @@ def over_copies(
     """Return the seconds of a collective of all gradients or weights of a stage, over the data and context ranks, which
     replicate everything but experts; for experts over their replicas. It is run in `calls` pieces, each with its
     messages."""
-    strategy, experts = setting.strategy, stage_experts(setting)
-    groups = [(stage_parameters(setting) - experts, strategy.copies, strategy.copies_stride)]
+    strategy, experts = setting.strategy, known_part(setting, stage_experts)
+    groups = [(known_part(setting, stage_parameters) - experts, strategy.copies, strategy.copies_stride)]
     if setting.model.asks:
         replicas = most(strategy.expert_ranks / strategy.ep, 1)  # columns have rows that no form applies to
         groups.append((experts, replicas, strategy.stride("ep") * strategy.ep))

@@ -24,7 +24,7 @@ from opmatrix.parallel.cost.intervals import StepInterval
 from opmatrix.parallel.cost.layer_work import ModelWork, model_work
 from opmatrix.parallel.cost.prediction import Prediction, predict_step
 from opmatrix.parallel.cost.stacks import SoftwareStack
-from opmatrix.parallel.cost.step_parts import PartSeconds, Setting
+from opmatrix.parallel.cost.step_parts import Setting
 from opmatrix.parallel.cost.strategies import Strategy
 from opmatrix.parallel.schedules.named import RUN_BY_RANKS, USUAL_SCHEDULE
 from opmatrix.parallel.search.forms import (
@@ -127,8 +127,16 @@ class PlanQuestion:
         return choices if self.schedule is None else choices._replace(schedules=(self.schedule,))
 
     def work(self, form: StrategyForm) -> ModelWork:
-        """Return the work of the model under a form."""
-        return model_work(self.config, form.context, form.sequence)
+        """Return the work of the model under a form, read once for forms that read the same."""
+        read_by = form.context, form.sequence
+        if read_by not in self.works:
+            self.works[read_by] = model_work(self.config, *read_by)
+        return self.works[read_by]
+
+    @cached_property
+    def works(self) -> dict[tuple[str, bool], ModelWork]:
+        """The work of the model that was read so far: by context and by whether norms are cut."""
+        return {}
 
     def strategy(self, form: StrategyForm, sizes: Mapping[str, object]) -> Strategy:
         """Return a form at sizes, which may be columns."""
@@ -151,10 +159,7 @@ class PlanQuestion:
         return strategy if self.stack is None else self.stack.run(strategy)
 
     def predicted(
-        self,
-        form: StrategyForm,
-        sizes: Mapping[str, object],
-        passes: dict[tuple[object, ...], PartSeconds] | None = None,
+        self, form: StrategyForm, sizes: Mapping[str, object], passes: dict[tuple[object, ...], object] | None = None
     ) -> Prediction:
         """Predict the time and memory of a form at sizes, which may be columns: the mean time of all lengths of
         sequences, and the memory of the longest. `passes`: passes that forms of the same columns share."""
@@ -176,7 +181,7 @@ class PlanQuestion:
         batch: Any,
         seq: Any,
         constants: Constants | None,
-        passes: dict[tuple[object, ...], PartSeconds] | None = None,
+        passes: dict[tuple[object, ...], object] | None = None,
     ) -> Prediction:
         """Predict with other numbers of the machine, the batch or the constants."""
         setting = Setting(
@@ -212,7 +217,7 @@ def compile_forms(question: PlanQuestion, forms: Sequence[StrategyForm]) -> Form
             values.append(value)
         return results[key]
 
-    times, peaks, passes = [], [], dict[tuple[object, ...], PartSeconds]()
+    times, peaks, passes = [], [], dict[tuple[object, ...], object]()
     for form in forms:
         prediction = question.predicted(form, tape.columns, passes)
         times.append(place(prediction.step_seconds))
