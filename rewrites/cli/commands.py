@@ -32,7 +32,7 @@ app = typer.Typer(
 def version(asked: bool) -> None:
     """Print the version, and exit."""
     if asked:  # every command calls this, and most need no such imports
-        from rewrites.report.results import installed
+        from rewrites.report.installed import installed
 
         say(f"opmatrix {installed('opmatrix')}")
         raise typer.Exit
