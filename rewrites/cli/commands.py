@@ -416,6 +416,7 @@ def chat_by_lines(
     from rewrites.cli.chatting.chat_lines import hold_chat
     from rewrites.cli.chatting.grammar_files import read_grammar
 
+    possible({"--json": (results, writable)}, model, own, tools, schema, grammar)
     request = ChatRequest(
         template=template,
         control_tokens=control_tokens,
