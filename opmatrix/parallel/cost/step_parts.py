@@ -19,7 +19,7 @@ from opmatrix.parallel.schedules.closed_forms import rounds
 from opmatrix.parallel.schedules.named import SCHEDULES
 
 PartSeconds = dict[str, Quantity]
-Part = TypeVar("Part")
+KnownPart = TypeVar("KnownPart")
 LEAST_SHARE = 1e-9  # a negligible share of a layer, or of a second
 CORE_TILE = 1 << 15  # sums that a core holds: 256 x 128 in float32
 LAYER_PASSES: tuple[LayerPass, ...] = ("forward", "backward")
@@ -271,7 +271,9 @@ def pass_parts(setting: Setting, work: LayerWork, during: LayerPass) -> PartSeco
     return add_parts({"computation": computed}, crossed, {"host": soft_most(busy, issued) - busy})
 
 
-def known_part(setting: Setting, find: Callable[..., Part], *choices: object, of: tuple[object, ...] = ()) -> Part:
+def known_part(
+    setting: Setting, find: Callable[..., KnownPart], *choices: object, of: tuple[object, ...] = ()
+) -> KnownPart:
     """Return `find` of the setting and of the arguments `of`, computed once for all forms of strategies that read the
     same work, cut norms, experts and stages alike, and have the same `choices`: all that `find` reads of a form
     besides."""
@@ -282,7 +284,7 @@ def known_part(setting: Setting, find: Callable[..., Part], *choices: object, of
     key = find, setting.model, setting.seq, alike, choices, of
     if key not in setting.passes:
         setting.passes[key] = find(setting, *of)
-    return cast(Part, setting.passes[key])
+    return cast(KnownPart, setting.passes[key])
 
 
 def known_pass(setting: Setting, work: LayerWork, during: LayerPass) -> PartSeconds:
@@ -330,7 +332,7 @@ def loss_parts(setting: Setting) -> PartSeconds:
     return {"loss": (LOSS_FORWARD + LOSS_BACKWARD) * scores / setting.bandwidth}
 
 
-def known_parts(setting: Setting, find: Callable[[Setting], Part]) -> Part:
+def known_parts(setting: Setting, find: Callable[[Setting], KnownPart]) -> KnownPart:
     """Return parts, computed once for all forms of strategies that recompute the same and lay out the axes alike."""
     return known_part(setting, find, setting.strategy.recompute, setting.strategy.order)
 
