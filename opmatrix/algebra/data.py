@@ -90,8 +90,10 @@ class Data:
     def sketch(self) -> int:
         """A hash of shape, type and a few numbers. Arrays that differ nearly always differ in it, so of a large one
         all numbers are read only where another one looks like it."""
-        at = np.linspace(0, self.array.size - 1, min(SKETCHED, self.array.size)).astype(int)
-        words = repr((self.array.shape, self.array.dtype.str)).encode() + self.array.flat[at].tobytes()
+        few: Numeric = self.array
+        if few.size > SKETCHED:
+            few = few.flat[np.linspace(0, few.size - 1, SKETCHED).astype(int)]
+        words = repr((self.array.shape, self.array.dtype.str)).encode() + few.tobytes()
         return int.from_bytes(hashlib.blake2b(words, digest_size=7).digest(), "big")  # the same in any process
 
     def __eq__(self, other: object) -> bool:

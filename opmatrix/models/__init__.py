@@ -37,6 +37,7 @@ from opmatrix.models.pangu import pangu_alpha, pangu_embedded, pangu_pro
 from opmatrix.models.pr_moe import pr_moe
 from opmatrix.models.qwen import qwen2, qwen3
 from opmatrix.models.qwen_moe import qwen2_moe, qwen3_moe
+from opmatrix.models.rope import with_few_positions
 from opmatrix.models.scans.mamba import mamba
 from opmatrix.models.scans.mamba2 import mamba2
 from opmatrix.models.scans.qwen3_next import qwen3_5_moe_text, qwen3_5_text, qwen3_next
@@ -257,14 +258,15 @@ def tensors(config: Settings) -> dict[str, tuple[LiveSize, ...]]:
 def parameters(config: Settings) -> int:
     """Count the parameters of the model of a config: those of its operator, and of the head where it is a matrix of its
     own. A pooler and other parts on top are not counted."""
-    return sum(map(prod, ask_for(lambda at: with_head(config, at)).values()))
+    return sum(map(prod, ask_for(lambda at: with_head(with_few_positions(config), at)).values()))
 
 
 def activated(config: Settings) -> LiveSize:
     """Count the parameters of the model of a config that are active for one row: of experts those that it is routed to,
     of everything else all, tables of tokens and heads too, as publications count."""
-    shapes, count = ask_for(lambda at: with_head(config, at)), expression(0)
-    for data, share in read_shares(with_head(config, lambda name, *shape: Promised(name, shape))).items():
+    models, count = list[Operator](), expression(0)
+    shapes = ask_for(lambda at: models.append(with_head(with_few_positions(config), at)))
+    for data, share in read_shares(*models).items():
         if (data.name or "").partition("[")[0] in shapes:  # a matrix, or rows that were cut of one
             count += share * prod(data.shape)
     return as_int(count)

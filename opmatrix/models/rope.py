@@ -141,6 +141,7 @@ LONG_TYPES = {
     LONGROPE: (longrope, FACTOR | dict(short_factor=FACTORS, attention_factor=optional(real(1e-6, 1e6))))
 }  # of families whose positions end at the original length
 NTK = {"ntk": (ntk, FACTOR | dict(mixed_b=optional(real(1e-6, 1e6))))}  # a type of families that were published with it
+POSITIONS_READ = 1  # positions of tables where only shapes are read
 
 
 def rope(config: Settings, d: LiveSize, types: RopeTypes = ROPE_TYPES) -> Operator:
@@ -195,6 +196,15 @@ def held_positions(config: Settings) -> int:
     share = rotation_settings(config)["partial_rotary_factor"] if "partial_rotary_factor" in config else 1
     turning = int(width * (share or 1))
     return int(min(config["max_position_embeddings"], MAX_TABLE_NUMBERS // max(turning, 1)))
+
+
+def with_few_positions(config: Settings) -> Settings:
+    """Return a configuration whose tables of rotations have few rows, for work and parameters, which do not depend
+    on their number: of 131,072 positions they take a second."""
+    positions = config.get("max_position_embeddings")
+    if "rope_theta" not in config or not isinstance(positions, int) or positions <= POSITIONS_READ:
+        return config
+    return {"original_max_position_embeddings": positions, **config, "max_position_embeddings": POSITIONS_READ}
 
 
 def share_of(d: LiveSize, factor: float) -> LiveSize:

@@ -32,7 +32,7 @@ app = typer.Typer(
 def version(asked: bool) -> None:
     """Print the version, and exit."""
     if asked:  # every command calls this, and most need no such imports
-        from rewrites.report.results import installed
+        from rewrites.report.installed import installed
 
         say(f"opmatrix {installed('opmatrix')}")
         raise typer.Exit
@@ -416,6 +416,7 @@ def chat_by_lines(
     from rewrites.cli.chatting.chat_lines import hold_chat
     from rewrites.cli.chatting.grammar_files import read_grammar
 
+    possible({"--json": (results, writable)}, model, own, tools, schema, grammar)
     request = ChatRequest(
         template=template,
         control_tokens=control_tokens,

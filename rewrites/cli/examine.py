@@ -138,7 +138,7 @@ def pools() -> Iterator[Library]:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, of the system, and of the libraries that make code."""
-    from rewrites.report.results import installed
+    from rewrites.report.installed import installed
 
     names = "opmatrix", "numpy", "scipy", "numba", "llvmlite", "egglog"
     return {
@@ -150,7 +150,7 @@ def versions() -> dict[str, str]:
 
 def providers() -> dict[str, str]:
     """Return the versions of other libraries that programs could multiply with. None of them is imported."""
-    from rewrites.report.results import installed
+    from rewrites.report.installed import installed
 
     installed_versions = {name: installed(name) for name in ("torch", "mkl", "sparse-dot-mkl")}
     return installed_versions | {"CUDA": cuda()}

@@ -4,7 +4,6 @@ import json
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
@@ -26,6 +25,7 @@ from rewrites.report.evaluated_terms import tell_evaluated
 from rewrites.report.fewer_laws import Misled, describe_misled
 from rewrites.report.gains import Gain
 from rewrites.report.generated import tell_generated
+from rewrites.report.installed import installed
 from rewrites.report.near_misses import NearMiss, tell_misses
 from rewrites.report.points import Point
 from rewrites.report.retelling import tell_steps
@@ -214,14 +214,6 @@ def prediction(result: Result) -> dict[str, object]:
         "worst": off[worst],
         "worst_program": points[worst].name,
     }
-
-
-def installed(name: str) -> str:
-    """Return the version of a package; "not installed" for a checkout that is not installed."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def describe_point(point: Point, place: Path) -> dict[str, object]:

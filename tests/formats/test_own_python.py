@@ -110,7 +110,7 @@ def test_a_command(trapped, tmp_path, starter, inherited):
     script.write_text(STARTERS[starter])
     start = {"script": [str(script)], "-c": ["-c", STARTERS[starter]], "-m": ["-m", "rewrites.cli"]}[starter]
     done = subprocess.run(
-        [sys.executable, *start, "laws"], cwd=trapped, env=environment, text=True, capture_output=True, timeout=LIMIT
+        [sys.executable, *start, "doctor"], cwd=trapped, env=environment, text=True, capture_output=True, timeout=LIMIT
     )
     assert not sprung(trapped) and done.returncode == 0, done.stderr
 

@@ -21,6 +21,7 @@ from opmatrix.algebra.term import Operator
 from opmatrix.models import normalise_config, promised, spelling
 from opmatrix.models.config import Settings
 from opmatrix.models.decoders.next_tokens import NEXT_TOKEN_MODULES, next_token_module
+from opmatrix.models.rope import with_few_positions
 from opmatrix.parallel.axes.axis_strategy import meet
 from opmatrix.parallel.axes.known_axes import COPYING_AXES, PLANNED_AXES, farthest_first, mesh_choices, strategy_named
 from opmatrix.parallel.cost.expert_work import (
@@ -42,7 +43,6 @@ from opmatrix.parallel.sharding.placement import Placement
 
 LayerPass: TypeAlias = Literal["forward", "backward"]
 LAYERS_READ, UNEVEN = 3, ("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers")
-POSITIONS_READ = 1  # positions of a table of rotations that is read
 RANKS = {axis.name: size(axis.letter) for axis in PLANNED_AXES if axis.letter}  # in formulas
 COPIES = [RANKS[name] for name in COPYING_AXES]  # ranks that share sequences, then those that share tokens
 NO_SIZE = Formula(())
@@ -150,15 +150,6 @@ def model_work(config: Settings, context: str = "ulysses", sequence: bool = Fals
         return read(config)
     few = read({**config, depth: LAYERS_READ})
     return read(config) if len(few.layers) > 1 else few._replace(layers=((few.layers[0][0], count),))
-
-
-def with_few_positions(config: Settings) -> Settings:
-    """Return a configuration whose tables of rotations have few rows, since nothing that is read depends on their
-    number: of 131,072 positions they would take seconds."""
-    positions = config.get("max_position_embeddings")
-    if "rope_theta" not in config or not isinstance(positions, int) or positions <= POSITIONS_READ:
-        return config
-    return {"original_max_position_embeddings": positions, **config, "max_position_embeddings": POSITIONS_READ}
 
 
 def layers_differ(config: Settings) -> bool:

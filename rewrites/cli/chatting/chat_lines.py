@@ -9,7 +9,7 @@ from os.path import exists
 from pathlib import Path
 from typing import TypeAlias
 
-from formats.disk.files import read_json, writable
+from formats.disk.files import read_json
 from opmatrix.files.loading import PROGRAM, load
 from opmatrix.inference.chat.chat_options import ChatRequest
 from opmatrix.inference.chat.chat_templates import ChatTemplates
@@ -17,7 +17,7 @@ from opmatrix.inference.chat.conversation import begin_reply
 from opmatrix.inference.generation import decodable
 from opmatrix.runtime.program import Program
 from rewrites.cli.generate import print_reply_of
-from rewrites.cli.outputs import possible, write_results
+from rewrites.cli.outputs import write_results
 from rewrites.workload.phases import Report
 
 PROMPT = "> "  # before a line, where a person types it
@@ -66,7 +66,6 @@ def hold_chat(
 ) -> None:
     """Run the command: reply to every line of the standard input, and write the turns if requested. `system`: the text
     of a first message of that role; `tools`: a file of JSON objects; `began`: start of the command."""
-    possible({"--json": (results, writable)}, model, own, tools)
     if tools is not None:
         request = ChatRequest(**vars(request) | {"tools": read_json(tools)})
     report = Report(quiet=quiet, began=began)

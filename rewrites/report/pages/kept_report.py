@@ -9,7 +9,8 @@ from formats.core.errors import InputError
 from formats.disk.files import read_json, shown
 from opmatrix.files.saving import REPORT
 from rewrites.metrics.reported import MAX_PROGRAMS
-from rewrites.report.results import PACKAGES, TITLES, installed
+from rewrites.report.installed import installed
+from rewrites.report.results import PACKAGES, TITLES
 
 EntryCheck = Callable[[object, str], None]  # a check of a value at a place; raises Misfit
 MOST_ENTRIES, MOST_LETTERS, MOST_BYTES, MOST_NUMBER = 5000, 2_000_000, 64_000_000, 1e18
