@@ -314,7 +314,7 @@ def test_pools_hand_out_states_that_nobody_holds():
 def test_verification_finds_a_state_that_is_lost(monkeypatch):
     """Of each row: the first of a step then begins anew."""
     decoder, texts = programs("selective")[1], om.Batch([text(30)])
-    assert verify_states(decoder, texts, 70).rows == 3 * 70
+    assert verify_states(decoder, texts, 80).rows == 3 * 80 + 1 + 10 + 16 + 40
 
     def lost(batch, states):
         keep(batch, [(0, targets) for _, targets in states])
@@ -323,6 +323,30 @@ def test_verification_finds_a_state_that_is_lost(monkeypatch):
     monkeypatch.setattr(session.New, "carry", lost)
     with pytest.raises(VerificationError, match="its states give other bits in steps than at once"):
         verify_states(decoder, texts, 70)
+
+
+def other_tokens(past):
+    """The tokens that are passed again are those of the row before."""
+    return past._replace(tokens=(0, *past.tokens[:-1]))
+
+
+def begun_anew(past):
+    """Rows that are passed again go on from no row."""
+    return past._replace(states=tuple(each._replace(state=0) for each in past.states))
+
+
+def a_row_further(past):
+    """The state that rows go on from is another one's."""
+    return past._replace(states=tuple(each._replace(state=each.state + 1) for each in past.states))
+
+
+@pytest.mark.parametrize("fault", [other_tokens, begun_anew, a_row_further], ids=lambda f: f.__name__)
+def test_verification_finds_rewinds_that_lose_rows(fault, monkeypatch):
+    decoder, texts = programs("selective")[1], om.Batch([text(30)])
+    right = session.Session.passed_again
+    monkeypatch.setattr(session.Session, "passed_again", lambda at, held, past, end: right(at, held, fault(past), end))
+    with pytest.raises(VerificationError, match="its states give other bits after a rewind than at once"):
+        verify_states(decoder, texts, 80)
 
 
 def neighbours_state(right, out, batch, state, **given):
