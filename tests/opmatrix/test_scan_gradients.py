@@ -3,6 +3,9 @@ and every way in which operands spread; whatever is kept; as terms; what is refu
 
 import numpy as np
 import pytest
+from partitioned import VOCABULARY, random_arrays
+from trained_ranks import differences, off
+from trained_ranks import drawn as one_rank
 
 import opmatrix as om
 from formats.core.errors import InputError
@@ -22,6 +25,8 @@ from opmatrix.algebra.term import formula
 from opmatrix.autodiff.backward_kinds import backwards
 from opmatrix.autodiff.checkpoint_policy import NAMED_POLICIES
 from opmatrix.autodiff.pullback import pullback
+from opmatrix.parallel.sharding.feeds import Feed
+from opmatrix.parallel.train.backward_ranks import run_backward
 
 PREFIX = sequence & causal
 N, LENGTHS = 4, (5, 1, 3)
@@ -178,3 +183,15 @@ def test_others_are_refused_by_name(term, named):
     with pytest.raises(InputError, match=rf"^pullback: {named} has no pullback") as caught:
         pullback(term, x=N)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["data", "zero3", "tensor", "sequence", "rows"])
+def test_ranks_have_the_gradients_of_one(name):
+    """Sequences and heads stay sharded, rows are gathered; what is counted is what the formulas say."""
+    at = random_arrays()
+    parts = [weight(at(part, 12, 12)) @ heads(2) for part in "qkv"] + [weight(at("g", 12, 2)) @ sigmoid @ heads(2)]
+    mixed = gated_linear_attention(*parts) @ heads(2).T @ weight(at("o", 12, 12))
+    term = weight(at("table", VOCABULARY, 12)) @ (I + mixed) @ scan(const(0.5), I, om.decay)
+    ids, g, alone = one_rank(term, 4, 6)
+    ran = run_backward(term, om.Mesh.of(x=(2, name)), Feed(ids), g)
+    assert off(ran, alone.arrays) < 1e-12 and not differences(ran)

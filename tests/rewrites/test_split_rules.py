@@ -83,6 +83,7 @@ def test_what_is_proved_and_what_is_checked():
         ("shift", "sequences"),
         ("shift", "columns"),
         ("shift", "heads"),
+        *(("backwards", sharded) for sharded in ("sequences", "columns", "heads")),
         ("product", "sequences"),
         ("scan", "sequences"),
         ("ring", "ring of keys"),
