@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import opmatrix as om
 from formats.core.errors import InputError
 from formats.host.threads import limit
+from formats.machine.calibration import GRID, REPLAYED, Numbers
 from opmatrix.algebra.batch.extents import collect_needs
 from opmatrix.algebra.operators import (
     const,
@@ -400,6 +401,16 @@ def test_rows_that_see_all_of_their_sequence_have_a_price_of_their_own():
         assert price in [name for name, _ in found_for(with_scores(3, where), LONG).cost(LONG)]
         program = om.schedule(gated(3, ONE_GATE, where), LONG, machine=standin.machine()).program
         assert decayed in [name for name, _ in program.cost(LONG)]
+
+
+@pytest.mark.parametrize("grid", [GRID, REPLAYED], ids=["called", "recorded"])
+def test_prices_are_measured_of_a_step_and_of_long_texts(grid):
+    """Every rule, in the room of numbers that calibrations inside runs have; times of one row are nearly a call's
+    alone."""
+    numbers = Numbers(1 << 20)
+    for name, price in RECURRENT.prices.items():
+        rows = [sizes["T"] for sizes, _ in price.cases(grid, numbers)]
+        assert min(rows) == 1 and max(rows) >= 1024, name
 
 
 @pytest.mark.deep
