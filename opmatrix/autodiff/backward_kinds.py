@@ -52,7 +52,7 @@ def ahead(x: ReadAt, k: Lag) -> ReadAt:
     return x.shift(-k)
 
 
-@combinator(additive=True, selective=True, adjoint=lambda n: backwards())
+@combinator(additive=True, selective=True, adjoint=lambda n: KINDS["backwards"]())
 def backwards(x: ReadAt) -> ReadAt:
     """The rows of each sequence from the last to the first: a scan between two of them merges the rows behind."""
     return x.backwards()

@@ -29,6 +29,7 @@ PROMPT_WORK = 7e10  # multiplications of a prompt, at most
 READ_TOKENS = 5  # tokens on which a program's steps are read in float64
 STATE_TOKENS, STATE_STEPS = 80, (1, 5, 64)  # tokens of a text whose states are verified; rows of its steps
 STATE_BACK = 79, 70, 64, 40  # rows that forks go back to: beside the last, and after, behind and before a kept state
+AnyRows = NDArray[np.float32 | np.float64]
 SESSION_ERRORS = InputError, ValueError, TypeError, LookupError  # errors that a session may raise
 COMPARED_WHOLE = 512  # rows of a prompt up to which all are compared
 
@@ -259,7 +260,7 @@ def verify_states(decoder: Program, sentences: Batch, longest: int) -> ScriptRow
     return ScriptRows(len(STATE_STEPS) * len(whole) + sum(min(len(text) - at, len(whole)) for at in backs), 0.0)
 
 
-def compare_states(decoder: Program, rows: StepRows, whole: StepRows, doing: str, count: int) -> None:
+def compare_states(decoder: Program, rows: AnyRows, whole: AnyRows, doing: str, count: int) -> None:
     """Compare the last rows of a text, as many as there are of both, to the bit. Raises VerificationError."""
     shared = min(len(rows), len(whole))
     if not np.array_equal(rows[-shared:], whole[-shared:], equal_nan=True):
