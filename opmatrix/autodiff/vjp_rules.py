@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PullRule: TypeAlias = Callable[["Pull", int, Operation, TracedValue], None]
 PULLS: dict[str, PullRule] = {}
-PREFIXES = sequence & causal  # the rows that a row sees in a scan
+UP_TO_ROW = sequence & causal  # the rows that a row sees in a scan
 
 
 def pulls(*ops: str) -> Callable[[PullRule], PullRule]:
@@ -236,7 +236,7 @@ def pull_scan(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
         pull.give(a, lambda: fitted_to(seen * pull.value(b, at), pull.shape(a)))
         pull.give(b, lambda: fitted_to(seen * pull.value(a, at), pull.shape(b)))
     elif over_ is monoids.decay:
-        factors, before = pull.value(a, at), PREFIXES
+        factors, before = pull.value(a, at), UP_TO_ROW
         if where.whole:  # the last row alone is read, by all
             total = g.act(const(1.0)).scan(g, monoids.sum, where)
             g = total + negative(total.shift(-1))
@@ -251,7 +251,7 @@ def pull_scan(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
 def scanned_back(factors: TracedValue, g: TracedValue) -> TracedValue:
     """Return g merged with that of the rows behind, times the factors of each row."""
     factors = factors if factors.line.level else factors.backwards()
-    return factors.scan(g.backwards(), monoids.decay, PREFIXES).backwards()
+    return factors.scan(g.backwards(), monoids.decay, UP_TO_ROW).backwards()
 
 
 @pulls("shares")

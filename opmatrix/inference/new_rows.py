@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from opmatrix.inference.session import Pages
 
 
-class Carried(NamedTuple):
+class PassedStates(NamedTuple):
     """The state of a sequence before new rows, and those that new rows leave, by the rows that it has then."""
 
     source: int
@@ -72,7 +72,7 @@ class New(Batch):
             places[part] = array("q", slots[at : at + count])
             at += count
 
-    def carry(self, states: Iterable["Carried"]) -> None:
+    def carry(self, states: Iterable["PassedStates"]) -> None:
         """Set the states of sequences, if they have any: the one before these rows, and those after some of them."""
         for part, (source, targets) in zip(self.fresh, states, strict=False):
             self.ages[part] = np.arange(part.stop - part.start)

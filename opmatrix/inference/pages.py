@@ -17,7 +17,7 @@ from opmatrix.algebra.batch.signature import Port
 
 NO_PAGE = -1  # the page before the first
 EACH_STATE = 8  # rows before the last one after each of which a state is kept
-APART = 64  # rows between the states that are kept further back
+STATE_GAP = 64  # rows between the states that are kept further back
 K = TypeVar("K")
 
 
@@ -29,8 +29,8 @@ class Snapshot(NamedTuple):
 
 
 class Past(NamedTuple):
-    """What a sequence keeps of its rows beside pages: states, that after its last row last, and the tokens of its last
-    rows, which are passed again from a state to reach a row between two."""
+    """States that a sequence keeps, that after its last row last, and the tokens of its last rows, which are passed
+    again from a state to reach a row between two."""
 
     states: tuple[Snapshot, ...] = ()
     tokens: tuple[int, ...] = ()
@@ -54,20 +54,20 @@ class Past(NamedTuple):
 def first_passed_again(length: int, rewinds: int) -> int:
     """Return the row from which a sequence of `length` rows keeps tokens, so that it can go back by `rewinds` rows: one
     after which a state is kept. It is `length` where every state in reach is kept."""
-    return length if rewinds <= EACH_STATE else max(0, length - rewinds) // APART * APART
+    return length if rewinds <= EACH_STATE else max(0, length - rewinds) // STATE_GAP * STATE_GAP
 
 
 def kept_lengths(before: int, length: int, rewinds: int) -> list[int]:
     """Return the numbers of rows, ascending and above `before`, after which a sequence of `length` rows keeps a state:
-    each of the last, and one of APART further back."""
+    each of the last, and one of STATE_GAP further back."""
     near = max(before, length - min(rewinds, EACH_STATE) - 1)
     far = max(before, first_passed_again(length, rewinds) - 1)
-    return [*range((far // APART + 1) * APART, near + 1, APART), *range(near + 1, length + 1)]
+    return [*range((far // STATE_GAP + 1) * STATE_GAP, near + 1, STATE_GAP), *range(near + 1, length + 1)]
 
 
 def count_states(rewinds: int) -> int:
     """Return the most states of a sequence that may go back by `rewinds` rows."""
-    far = rewinds // APART + 2 if rewinds > EACH_STATE else 0
+    far = rewinds // STATE_GAP + 2 if rewinds > EACH_STATE else 0
     return min(rewinds, EACH_STATE) + 1 + far
 
 

@@ -22,11 +22,11 @@ from opmatrix.algebra.batch.signature import HELD_NUMBERS, STATE_SPACE, Port
 from opmatrix.algebra.positions.patterns import FAR
 from opmatrix.algebra.routes import LISTENING
 from opmatrix.inference.cached import rows_behind
-from opmatrix.inference.new_rows import Carried, New, token_words
+from opmatrix.inference.new_rows import New, PassedStates, token_words
 from opmatrix.inference.pages import (
-    APART,
     EACH_STATE,
     NO_PAGE,
+    STATE_GAP,
     Holding,
     Past,
     Snapshot,
@@ -190,7 +190,7 @@ class Pages:
 
     def carried(
         self, new: Mapping[HeldSequence, Ids], has: Mapping[HeldSequence, Holding]
-    ) -> tuple[list[Carried], dict[HeldSequence, Holding]]:
+    ) -> tuple[list[PassedStates], dict[HeldSequence, Holding]]:
         """Return for each sequence the state before its new rows and those after some of them, and its rows with these;
         none without states. `has`: their rows after the step."""
         if not self.pool.arrays:
@@ -200,10 +200,10 @@ class Pages:
             for sequence, rows in has.items()
         }
         fresh = iter(self.pool.take(self.state.sequences.values(), sum(map(len, after.values()))))
-        states, holdings = list[Carried](), dict[HeldSequence, Holding]()
+        states, holdings = list[PassedStates](), dict[HeldSequence, Holding]()
         for k, (sequence, rows) in enumerate(has.items()):
             before = rows.past.latest(rows.length)
-            carried = Carried(before.state, [*map(Snapshot, after[sequence], fresh)])
+            carried = PassedStates(before.state, [*map(Snapshot, after[sequence], fresh)])
             tokens = token_words(new[sequence], f"step: sequence {k}") if self.passes_again else ()
             past = rows.past.grown(carried.targets, tokens, rows.length, self.rewinds)
             states.append(carried)
@@ -382,7 +382,7 @@ class Pages:
     @property
     def kept_behind(self) -> int:
         """The most rows, behind those that the next row sees, that a rewind may need."""
-        return self.rewinds + (APART if self.passes_again else 0)
+        return self.rewinds + (STATE_GAP if self.passes_again else 0)
 
     def __repr__(self) -> str:
         taken = len(self.before) - len(self.usage.free)
@@ -473,7 +473,7 @@ class Session(Pages):
         """Raise InputError if neither a state after `length` rows is kept, nor a state before and all tokens since."""
         first = min((*(snapshot.length for snapshot in rows.past.states), rows.length - len(rows.past.tokens)))
         if self.pool.arrays and 0 < length < first:
-            enough = first + self.rewinds + (APART - 1) * self.passes_again - length
+            enough = first + self.rewinds + (STATE_GAP - 1) * self.passes_again - length
             raise InputError(
                 f"rewind: sequence {sequence.number} of {rows.length} rows keeps the states of its last "
                 f"{rows.length - first + 1}: it cannot go back to {length}: go back to 0, or "
@@ -498,7 +498,7 @@ class Session(Pages):
         begin = past.latest(length)
         lengths = kept_lengths(begin.length, length, self.rewinds)
         fresh = self.pool.take(self.state.sequences.values(), len(lengths))
-        carried = Carried(begin.state, [*map(Snapshot, lengths, fresh)])
+        carried = PassedStates(begin.state, [*map(Snapshot, lengths, fresh)])
         tokens = past.tokens[begin.length - length :]
         batch = New([tokens], [begin.length], self.slots_of(sequence, begin.length, length), self)
         batch.carry([carried])

@@ -23,7 +23,7 @@ from opmatrix.inference import pages, session
 from opmatrix.inference.cached import cached, rows_behind
 from opmatrix.inference.chat.held_prefixes import MOST_STATES, HeldPrefixes
 from opmatrix.inference.generation import Reply
-from opmatrix.inference.pages import APART, EACH_STATE, Holding, Past, Snapshot, StatePool, count_states
+from opmatrix.inference.pages import EACH_STATE, STATE_GAP, Holding, Past, Snapshot, StatePool, count_states
 from opmatrix.models import build
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.program import Program
@@ -192,7 +192,7 @@ def test_a_rewind_between_kept_states_passes_rows_again(name):
     for part in np.split(tokens, [1, 130, 131, 200, 201, 235]):
         session.step({held: part})
     assert len(session.state.sequences[held].past.states) <= count_states(100)
-    first = (240 - 100) // APART * APART
+    first = (240 - 100) // STATE_GAP * STATE_GAP
     back = [239, 240 - EACH_STATE, 239 - EACH_STATE, 193, 192, 191, first + 1, first]
     forks = {length: session.fork(held) for length in back}
     for length, fork in forks.items():
@@ -215,7 +215,7 @@ def test_a_short_sequence_goes_back_to_any_of_its_rows():
     assert held.length == 1 and session.step({held: tokens[1:]}).tobytes() == whole("shifts", tokens)[1:].tobytes()
 
 
-@pytest.mark.parametrize("rewinds", [0, 1, EACH_STATE, EACH_STATE + 1, APART - 1, APART, 200, 1000])
+@pytest.mark.parametrize("rewinds", [0, 1, EACH_STATE, EACH_STATE + 1, STATE_GAP - 1, STATE_GAP, 200, 1000])
 def test_a_refused_rewind_says_what_is_enough(rewinds):
     """Of a sequence that went back before, too; no kept states are more than are said."""
     decoder, tokens = programs("shifts")[1], text(300)
