@@ -250,6 +250,12 @@ class Shape(NamedTuple):
             raise ShapeError(f"shift: rows of {self.rows}: only tokens follow one another in a sequence")
         return self
 
+    def backwards(self) -> Shape:
+        """Return the same shape. Raises ShapeError for rows that are not tokens."""
+        if self.rows is not T:
+            raise ShapeError(f"backwards: rows of {self.rows}: only tokens follow one another in a sequence")
+        return self
+
     def entered(self, port: Port) -> Shape:
         """Return the shape of an input: heads, space and columns of its port."""
         return Shape(port.heads, space(port.space), port.columns)

@@ -52,6 +52,12 @@ def ahead(x: ReadAt, k: Lag) -> ReadAt:
     return x.shift(-k)
 
 
+@combinator(additive=True, selective=True, adjoint=lambda n: KINDS["backwards"]())
+def backwards(x: ReadAt) -> ReadAt:
+    """The rows of each sequence from the last to the first: a scan between two of them merges the rows behind."""
+    return x.backwards()
+
+
 @combinator(at_x=1, **every("constant", "row_wise"))
 def shares(x: ReadAt, z: Operator, where: Pattern = everyone) -> ReadAt:
     """The shares that softmax gives each row's visible rows, by their scores: they sum to 1, and are 0 for rows that it

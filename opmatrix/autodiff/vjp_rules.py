@@ -17,7 +17,7 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.nodes import cols, const, diag, ones, over, reciprocal, weight
 from opmatrix.algebra.operators import share
-from opmatrix.algebra.positions.patterns import everyone
+from opmatrix.algebra.positions.patterns import causal, everyone, sequence
 from opmatrix.algebra.shapes import LiveSize, Shape, Space
 from opmatrix.algebra.term import Operator, adjoint, read
 from opmatrix.autodiff.backward_kinds import derivative, derivative_of, widen
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 PullRule: TypeAlias = Callable[["Pull", int, Operation, TracedValue], None]
 PULLS: dict[str, PullRule] = {}
+UP_TO_ROW = sequence & causal  # the rows that a row sees in a scan
 
 
 def pulls(*ops: str) -> Callable[[PullRule], PullRule]:
@@ -222,6 +223,35 @@ def pull_pick(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
 def pull_shift(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
     """Shift the cotangent the other way."""
     pull.give(line.args[0], lambda: g.shift(-line.more[0]))
+
+
+@pulls("scan")
+def pull_scan(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    """Pull back through a scan by the scan of the cotangent from the last row on: sums of all that read a row, for a
+    sum; over `decay` they shrink by the factors of the rows behind, h(t) = a(t) h(t - 1) + b(t) (Martin and Cundy 2018,
+    section 2.2). Raises InputError for other monoids."""
+    (a, b), (over_, where) = line.args, line.more
+    if over_ is monoids.sum:
+        seen = g.act(const(1.0)).scan(g, monoids.sum, where) if where.whole else scanned_back(g.act(const(1.0)), g)
+        pull.give(a, lambda: fitted_to(seen * pull.value(b, at), pull.shape(a)))
+        pull.give(b, lambda: fitted_to(seen * pull.value(a, at), pull.shape(b)))
+    elif over_ is monoids.decay:
+        factors, before = pull.value(a, at), UP_TO_ROW
+        if where.whole:  # the last row alone is read, by all
+            total = g.act(const(1.0)).scan(g, monoids.sum, where)
+            g = total + negative(total.shift(-1))
+        read_by = scanned_back(factors if factors.line.level else factors.shift(-1), g)
+        pull.give(b, lambda: fitted_to(read_by, pull.shape(b)))
+        result = factors.scan(pull.value(b, at), over_, before) if where.whole else pull.value(at, at)
+        pull.give(a, lambda: fitted_to(read_by * result.shift(1), pull.shape(a)))
+    else:
+        raise refuse(f"a scan over {name_of(over_)}")
+
+
+def scanned_back(factors: TracedValue, g: TracedValue) -> TracedValue:
+    """Return g merged with that of the rows behind, times the factors of each row."""
+    factors = factors if factors.line.level else factors.backwards()
+    return factors.scan(g.backwards(), monoids.decay, UP_TO_ROW).backwards()
 
 
 @pulls("shares")

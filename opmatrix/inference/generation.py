@@ -299,7 +299,7 @@ def pages_needed(session: "Session", sequences: Sequence["HeldSequence"], replie
     for sequence, reply in zip(sequences, replies, strict=True):
         has, page, _ = session.rows(sequence, "generate")
         most, begun = (
-            pages_held(session.behind + session.rewinds, rows) for rows in (has + len(reply.rest) + reply.left, has)
+            pages_held(session.behind + session.kept_behind, rows) for rows in (has + len(reply.rest) + reply.left, has)
         )
         need += most - begun
         need += bool(has % PAGE and usage.users[page] > 1)  # a shared page is copied before it is written

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,15 @@ from opmatrix.runtime.declarations.by_sequence import held
 from opmatrix.runtime.declarations.operands import C, Z
 
 if TYPE_CHECKING:
+    from opmatrix.inference.pages import Snapshot
     from opmatrix.inference.session import Pages
+
+
+class PassedStates(NamedTuple):
+    """The state of a sequence before new rows, and those that new rows leave, by the rows that it has then."""
+
+    source: int
+    targets: Sequence["Snapshot"]
 
 
 class New(Batch):
@@ -64,13 +72,14 @@ class New(Batch):
             places[part] = array("q", slots[at : at + count])
             at += count
 
-    def carry(self, states: Iterable[tuple[int, Sequence[int]]]) -> None:
-        """Set the states of sequences, if they have any: the one before these rows, and those after the last of them,
-        in order."""
+    def carry(self, states: Iterable["PassedStates"]) -> None:
+        """Set the states of sequences, if they have any: the one before these rows, and those after some of them."""
         for part, (source, targets) in zip(self.fresh, states, strict=False):
             self.ages[part] = np.arange(part.stop - part.start)
             self.sources[part], self.targets[part] = source, 0
-            self.targets[part.stop - len(targets) : part.stop] = targets
+            before = int(self.positions[part.start])
+            for length, state in targets:
+                self.targets[part.start + length - before - 1] = state
 
     @property
     def real(self) -> NDArray[np.int64]:

@@ -16,20 +16,71 @@ from numpy.typing import NDArray
 from opmatrix.algebra.batch.signature import Port
 
 NO_PAGE = -1  # the page before the first
+EACH_STATE = 8  # rows before the last one after each of which a state is kept
+STATE_GAP = 64  # rows between the states that are kept further back
 K = TypeVar("K")
 
 
+class Snapshot(NamedTuple):
+    """The state of a sequence after its first `length` rows: its number, 0 without rows."""
+
+    length: int = 0
+    state: int = 0
+
+
+class Past(NamedTuple):
+    """States that a sequence keeps, that after its last row last, and the tokens of its last rows, which are passed
+    again from a state to reach a row between two."""
+
+    states: tuple[Snapshot, ...] = ()
+    tokens: tuple[int, ...] = ()
+
+    def first(self, length: int, gone: int) -> "Past":
+        """Return what is kept of the first `length` rows, which `gone` rows follow."""
+        states = tuple(snapshot for snapshot in self.states if snapshot.length <= length)
+        return Past(states, self.tokens[: max(0, len(self.tokens) - gone)])
+
+    def latest(self, length: int) -> Snapshot:
+        """Return the last state after at most `length` rows; that without rows if none is kept."""
+        return max((snapshot for snapshot in self.states if snapshot.length <= length), default=Snapshot())
+
+    def grown(self, states: Iterable[Snapshot], tokens: Iterable[int], length: int, rewinds: int) -> "Past":
+        """Return what is kept once a sequence has `length` rows, of which the last have these states and tokens."""
+        lengths, since = {*kept_lengths(0, length, rewinds)}, length - first_passed_again(length, rewinds)
+        known = tuple(snapshot for snapshot in (*self.states, *states) if snapshot.length in lengths)
+        return Past(known, (*self.tokens, *tokens)[-since:] if since else ())
+
+
+def first_passed_again(length: int, rewinds: int) -> int:
+    """Return the row from which a sequence of `length` rows keeps tokens, so that it can go back by `rewinds` rows: one
+    after which a state is kept. It is `length` where every state in reach is kept."""
+    return length if rewinds <= EACH_STATE else max(0, length - rewinds) // STATE_GAP * STATE_GAP
+
+
+def kept_lengths(before: int, length: int, rewinds: int) -> list[int]:
+    """Return the numbers of rows, ascending and above `before`, after which a sequence of `length` rows keeps a state:
+    each of the last, and one of STATE_GAP further back."""
+    near = max(before, length - min(rewinds, EACH_STATE) - 1)
+    far = max(before, first_passed_again(length, rewinds) - 1)
+    return [*range((far // STATE_GAP + 1) * STATE_GAP, near + 1, STATE_GAP), *range(near + 1, length + 1)]
+
+
+def count_states(rewinds: int) -> int:
+    """Return the most states of a sequence that may go back by `rewinds` rows."""
+    far = rewinds // STATE_GAP + 2 if rewinds > EACH_STATE else 0
+    return min(rewinds, EACH_STATE) + 1 + far
+
+
 class Holding(NamedTuple):
-    """The number of rows of a sequence, the page of its last row, and its states: that after its last row comes last,
-    those after the rows before it come before."""
+    """The number of rows of a sequence, the page of its last row, and what it keeps of its past for its states."""
 
     length: int = 0
     page: int = NO_PAGE
-    states: tuple[int, ...] = ()
+    past: Past = Past()
 
     def first(self, length: int, page: int) -> "Holding":
         """Return the first `length` rows, which end in this page."""
-        return Holding(length, page, self.states[: len(self.states) - self.length + length] if length else ())
+        return Holding(length, page, self.past.first(length, self.length - length) if length else Past())
 
 
 class State(NamedTuple, Generic[K]):
@@ -114,7 +165,7 @@ class StatePool:
     def take(self, holdings: Iterable[Holding], count: int) -> list[int]:
         """Return `count` states that no sequence holds. Where there are fewer, the arrays are replaced, all at once, by
         larger ones with the same numbers."""
-        held = {0, *(state for rows in holdings for state in rows.states)}
+        held = {0, *(snapshot.state for rows in holdings for snapshot in rows.past.states)}
         if (needed := len(held) + count) > (has := len(self)):
             size = max(needed, has + has // 4)
             larger = {name: np.zeros((size, *array.shape[1:]), array.dtype) for name, array in self.arrays.items()}

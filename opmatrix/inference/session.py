@@ -7,7 +7,6 @@ are given back, except those that a rewind may need."""
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from functools import wraps
-from itertools import islice
 from threading import RLock
 from typing import TYPE_CHECKING, TypeVar, Unpack, cast
 
@@ -23,8 +22,21 @@ from opmatrix.algebra.batch.signature import HELD_NUMBERS, STATE_SPACE, Port
 from opmatrix.algebra.positions.patterns import FAR
 from opmatrix.algebra.routes import LISTENING
 from opmatrix.inference.cached import rows_behind
-from opmatrix.inference.new_rows import New
-from opmatrix.inference.pages import NO_PAGE, Holding, State, StatePool, Usage, pages_of
+from opmatrix.inference.new_rows import New, PassedStates, token_words
+from opmatrix.inference.pages import (
+    EACH_STATE,
+    NO_PAGE,
+    STATE_GAP,
+    Holding,
+    Past,
+    Snapshot,
+    State,
+    StatePool,
+    Usage,
+    count_states,
+    kept_lengths,
+    pages_of,
+)
 from opmatrix.runtime.recorded import Repeated
 
 if TYPE_CHECKING:
@@ -35,7 +47,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., object])
 REWINDS = 64  # rows that a sequence with windows may go back by default
-STATE_REWINDS = 1  # rows that a sequence with states may go back by default: each takes another state
+STATE_REWINDS = 1  # rows that a sequence with states may go back by default: the first few take a state each
 INSIDE: ContextVar[tuple["Pages", ...]] = ContextVar("inside", default=())  # sessions with a running call
 
 
@@ -135,31 +147,6 @@ class Pages:
         self.begin().share(rows.page)
         return self.joined(rows)
 
-    @alone
-    def rewind(self, sequence: HeldSequence, length: int) -> None:
-        """Give back the rows of a sequence from `length` on: to 0, or at most `rewinds` rows before the most that it
-        had."""
-        has, _, states = self.rows(sequence, "rewind")
-        if type(length) is not int or not 0 <= length <= has:
-            raise InputError(
-                f"rewind: sequence {sequence.number} has {has} rows in space C: it cannot go back to {length!r:.40}"
-            )
-        if self.pool.arrays and 0 < length <= has - len(states):
-            raise InputError(
-                f"rewind: sequence {sequence.number} of {has} rows keeps the states of its last {len(states)}: it "
-                f"cannot go back to {length}: go back to 0, or start(capacity, rewinds={has - length})"
-            )
-        if (needed := max(0, length - self.behind)) < (first := self.first_held(sequence)) and length:
-            back = has - length
-            if back <= self.rewinds:  # it went back before: its pages follow from the longest that it was
-                back = self.rewinds + first - needed + self.side - 1
-            raise InputError(
-                f"rewind: sequence {sequence.number} of {has} rows holds rows {first} and later, but at "
-                f"{length} it reads rows {needed} and later: go back to 0, or start(capacity, rewinds={back})"
-            )
-        self.commit({**self.state.sequences, sequence: self.cut(sequence, length)})
-        self.settle()
-
     def first_held(self, sequence: HeldSequence) -> int:
         """Return the first row of a sequence whose page it still has."""
         length, page, _ = self.state.sequences[sequence]
@@ -167,6 +154,15 @@ class Pages:
         while page != NO_PAGE:
             page, at = int(self.before[page]), at - 1
         return at * self.side
+
+    def slots_of(self, sequence: HeldSequence, begin: int, end: int) -> list[int]:
+        """Return the slots of rows `begin` to `end` of a sequence, without `end`; their pages are held."""
+        length, page, _ = self.state.sequences[sequence]
+        pages = dict[int, int]()
+        for at in range(pages_of(length, self.side) - 1, begin // self.side - 1, -1):
+            pages[at] = page
+            page = int(self.before[page])
+        return [pages[row // self.side] * self.side + row % self.side for row in range(begin, end)]
 
     @alone
     def leave(self, sequence: HeldSequence) -> None:
@@ -187,25 +183,31 @@ class Pages:
         """Return new rows, in slots of their own, and the rows of their sequences after them, once that is
         committed."""
         slots, has = self.take({sequence: len(rows) for sequence, rows in new.items()})
-        states, has = self.carried(has)
+        states, has = self.carried(new, has)
         batch = New(new.values(), [sequence.length for sequence in new], slots, self)
         batch.carry(states)
         return batch, has
 
     def carried(
-        self, has: Mapping[HeldSequence, Holding]
-    ) -> tuple[list[tuple[int, Sequence[int]]], dict[HeldSequence, Holding]]:
-        """Return for each sequence the state before its new rows and those after the last of them, and its rows with
-        these; none without states. `has`: their rows after the step."""
+        self, new: Mapping[HeldSequence, Ids], has: Mapping[HeldSequence, Holding]
+    ) -> tuple[list[PassedStates], dict[HeldSequence, Holding]]:
+        """Return for each sequence the state before its new rows and those after some of them, and its rows with these;
+        none without states. `has`: their rows after the step."""
         if not self.pool.arrays:
             return [], {**has}
-        fresh_rows = {sequence: min(rows.length - sequence.length, self.rewinds + 1) for sequence, rows in has.items()}
-        fresh = iter(self.pool.take(self.state.sequences.values(), sum(fresh_rows.values())))
-        states, holdings = list[tuple[int, Sequence[int]]](), dict[HeldSequence, Holding]()
-        for sequence, rows in has.items():
-            before, after = rows.states, tuple(islice(fresh, fresh_rows[sequence]))
-            states.append((before[-1] if before else 0, after))
-            holdings[sequence] = rows._replace(states=(before + after)[-self.rewinds - 1 :])
+        after = {
+            sequence: kept_lengths(rows.length - len(new[sequence]), rows.length, self.rewinds)
+            for sequence, rows in has.items()
+        }
+        fresh = iter(self.pool.take(self.state.sequences.values(), sum(map(len, after.values()))))
+        states, holdings = list[PassedStates](), dict[HeldSequence, Holding]()
+        for k, (sequence, rows) in enumerate(has.items()):
+            before = rows.past.latest(rows.length)
+            carried = PassedStates(before.state, [*map(Snapshot, after[sequence], fresh)])
+            tokens = token_words(new[sequence], f"step: sequence {k}") if self.passes_again else ()
+            past = rows.past.grown(carried.targets, tokens, rows.length, self.rewinds)
+            states.append(carried)
+            holdings[sequence] = rows._replace(past=past)
         return states, holdings
 
     def take(self, counts: Mapping[HeldSequence, int]) -> tuple[list[int], dict[HeldSequence, Holding]]:
@@ -305,7 +307,7 @@ class Pages:
             return
         read, firsts = set[int](), set[int]()
         for length, page, _ in self.state.sequences.values():
-            first = max(0, length - self.behind - self.rewinds) // self.side
+            first = max(0, length - self.behind - self.kept_behind) // self.side
             for _ in range(first, (length - 1) // self.side):
                 if page == NO_PAGE:
                     break
@@ -331,7 +333,7 @@ class Pages:
 
     def grown(self, usage: Usage, rows: Holding, count: int, stays: bool) -> tuple[list[int], Holding]:
         """Return slots of `count` new rows of a sequence, and its rows with them."""
-        (length, page, states), side = rows, self.side
+        (length, page, past), side = rows, self.side
         begun, pages = length % side, list[int]()
         if begun and count:
             if not stays:
@@ -340,7 +342,7 @@ class Pages:
         for _ in range(pages_of(length + count, side) - pages_of(length, side)):
             pages.append(page := usage.add(page))
         slots = [pages[at // side] * side + at % side for at in range(begun, begun + count)]
-        return slots, Holding(length + count, page, states)
+        return slots, Holding(length + count, page, past)
 
     def moved(self, usage: Usage, page: int, rows: int) -> int:
         """Return a page of its own for a sequence, with a copy of the first `rows` rows of its last page."""
@@ -368,9 +370,19 @@ class Pages:
 
     @property
     def state_bytes(self) -> int:
-        """The bytes of the states that a sequence keeps at most, whatever its length: those after its last row, and
-        after each row that it may go back."""
-        return self.pool.each * (self.rewinds + 1)
+        """The bytes of the states that a sequence keeps at most, whatever its length: those after its last row, after
+        each of the few before it that it may go back, and after every 64th further back."""
+        return self.pool.each * count_states(self.rewinds)
+
+    @property
+    def passes_again(self) -> bool:
+        """True if rows between kept states are passed again when a sequence goes back to them."""
+        return bool(self.pool.arrays) and self.rewinds > EACH_STATE
+
+    @property
+    def kept_behind(self) -> int:
+        """The most rows, behind those that the next row sees, that a rewind may need."""
+        return self.rewinds + (STATE_GAP if self.passes_again else 0)
 
     def __repr__(self) -> str:
         taken = len(self.before) - len(self.usage.free)
@@ -405,7 +417,7 @@ class Session(Pages):
         for a program that gives a row a sequence. Each sequence has one token id or more; a prompt is one call."""
         if self.exact or LISTENING.get() is not None:
             batch, has = self.batch(new)
-            outputs = self.exactly(batch) if self.exact else self.program.schedule.run(batch)[0]
+            outputs = self.computed(batch)
         else:
             batch, repeated, has = self.rounded(new)
             outputs = repeated.run()[0]
@@ -415,13 +427,17 @@ class Session(Pages):
         self.settle()
         return outputs
 
+    def computed(self, batch: New) -> NDArray[np.float32 | np.float64]:
+        """Compute the outputs of a batch, and write to caches and states."""
+        return self.exactly(batch) if self.exact else self.program.schedule.run(batch)[0]
+
     def rounded(self, new: Mapping[HeldSequence, Ids]) -> tuple[New, Repeated, dict[HeldSequence, Holding]]:
         """Return new rows, as `batch` gives them. Those of a prompt longer than a page come after padding rows, so that
         they fill whole pages: few scripts serve prompts of any length. The batch of the last step and the preparation
         of its run are used again if this one is as large."""
         counts = {sequence: len(rows) for sequence, rows in new.items()}
         slots, has = self.take(counts)
-        states, has = self.carried(has)
+        states, has = self.carried(new, has)
         lengths = [rows.length - count for rows, count in zip(has.values(), counts.values(), strict=True)]
         last = self.kept[0][0] if self.kept else None
         if last and last.asked == [*counts.values()] and last.kept_states is self.pool.arrays:
@@ -433,6 +449,61 @@ class Session(Pages):
             self.kept[:] = [(batch, Repeated(self.program.schedule, batch))]
         self.kept[0][0].carry(states)
         return *self.kept[0], has
+
+    @alone
+    def rewind(self, sequence: HeldSequence, length: int) -> None:
+        """Give back the rows of a sequence from `length` on: to 0, or at most `rewinds` rows before the most that it
+        had. Rows between two kept states are passed again, at most 63, which writes the same bits."""
+        rows = self.rows(sequence, "rewind")
+        if type(length) is not int or not 0 <= length <= rows.length:
+            raise InputError(
+                f"rewind: sequence {sequence.number} has {rows.length} rows in space C: it cannot go back to "
+                f"{length!r:.40}"
+            )
+        past = rows.past.first(length, rows.length - length) if length else Past()
+        begin = past.latest(length) if self.pool.arrays else Snapshot(length)
+        self.check_states(sequence, rows, length)
+        self.check_pages(sequence, rows.length, length, begin.length)
+        if begin.length < length:
+            past = self.passed_again(sequence, past, length)
+        self.commit({**self.state.sequences, sequence: self.cut(sequence, length)._replace(past=past)})
+        self.settle()
+
+    def check_states(self, sequence: HeldSequence, rows: Holding, length: int) -> None:
+        """Raise InputError if neither a state after `length` rows is kept, nor a state before and all tokens since."""
+        first = min((*(snapshot.length for snapshot in rows.past.states), rows.length - len(rows.past.tokens)))
+        if self.pool.arrays and 0 < length < first:
+            enough = first + self.rewinds + (STATE_GAP - 1) * self.passes_again - length
+            raise InputError(
+                f"rewind: sequence {sequence.number} of {rows.length} rows keeps the states of its last "
+                f"{rows.length - first + 1}: it cannot go back to {length}: go back to 0, or "
+                f"start(capacity, rewinds={enough})"
+            )
+
+    def check_pages(self, sequence: HeldSequence, has: int, length: int, begin: int) -> None:
+        """Raise InputError if rows are gone that a sequence of `has` rows reads at `length`, or on the way there from
+        `begin`."""
+        if (needed := max(0, begin - self.behind)) < (first := self.first_held(sequence)) and length:
+            back = has - length
+            if back <= self.rewinds:  # it went back before: its pages follow from the longest that it was
+                back = self.rewinds + first - needed + self.side - 1
+            raise InputError(
+                f"rewind: sequence {sequence.number} of {has} rows holds rows {first} and later, but at "
+                f"{length} it reads rows {needed} and later: go back to 0, or start(capacity, rewinds={back})"
+            )
+
+    def passed_again(self, sequence: HeldSequence, past: Past, length: int) -> Past:
+        """Return what a sequence of `length` rows keeps, after its rows since the last kept state were computed again.
+        Their slots are theirs and take the bits that they have: bits of a row depend on its position alone."""
+        begin = past.latest(length)
+        lengths = kept_lengths(begin.length, length, self.rewinds)
+        fresh = self.pool.take(self.state.sequences.values(), len(lengths))
+        carried = PassedStates(begin.state, [*map(Snapshot, lengths, fresh)])
+        tokens = past.tokens[begin.length - length :]
+        batch = New([tokens], [begin.length], self.slots_of(sequence, begin.length, length), self)
+        batch.carry([carried])
+        self.computed(batch)
+        return Past((*past.states, *carried.targets), past.tokens)
 
     def generate(self, prompts: Mapping[HeldSequence, "Prompt"], **options: Unpack["ReplyOptions"]) -> "list[Reply]":
         """Generate replies to prompts, text or token ids, behind the rows of each sequence, as Program.generate does,

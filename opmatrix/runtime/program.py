@@ -193,8 +193,9 @@ class Program(Reopened):
         """Start a session of a program with state (opmatrix.inference.cached): caches of `capacity` rows, for any
         number of sequences. `exact`: float64, by the meanings of the kernels. If no row sees further behind than a
         window, rows behind it are given back, except for `rewinds` rows that a sequence may always go back, 64 by
-        default. Shifts and scans keep states of a sequence after its last row and after `rewinds` rows before it, 1 by
-        default. Raises InputError for a program without state."""
+        default. Shifts and scans keep states of a sequence after its last row and, for `rewinds` rows before it, 1 by
+        default, after each of the last 8 and every 64th further back, between which rows are computed again. Raises
+        InputError for a program without state."""
         from opmatrix.inference.session import Session
 
         return Session(self, capacity, exact, rewinds)

@@ -73,6 +73,11 @@ UNPROVED: dict[RuleKey, str] = {
     ("pick", "rows that are picked"): "[x1; ..; xn] @ pick = x1 @ pick + .. + xn @ pick, zeros for rows of others",
     ("shift", "sequences"): "[x1; ..; xn] @ shift = [x1 @ shift; ..; xn @ shift], whole sequences",
     **dict.fromkeys((("shift", "columns"), ("shift", "heads")), "[x1 .. xn] @ shift = [x1 @ shift .. xn @ shift]"),
+    ("backwards", "sequences"): "[x1; ..; xn] @ backwards = [x1 @ backwards; ..; xn @ backwards], whole sequences",
+    **dict.fromkeys(
+        (("backwards", "columns"), ("backwards", "heads")),
+        "[x1 .. xn] @ backwards = [x1 @ backwards .. xn @ backwards]",
+    ),
     ("product", "halo"): "[R1; ..; Rn] · v over {M} = [R1 · v1; ..; Rn · vn], vi the rows that entries of Ri name",
     ("among", "halo"): "z · v over {M} at entries = [z1 · v1; ..; zn · vn], vi the rows that entries of rank i name",
     ("pick", "halo"): "x @ pick = [x1 @ pick; ..; xn @ pick], xi the rows that rank i picks",

@@ -246,11 +246,12 @@ class TermCalls:
 
 
 def is_row_buffer(lowering: "Lowering", cls: int) -> bool:
-    """True for a buffer of rows: a value that depends on the input and has a fixed number of columns and rows of a
-    space, not of caches."""
+    """True for a buffer of rows: a value of the input, or of the places of rows alone, such as a scan of constants,
+    that has a fixed number of columns and rows of a space, not of caches."""
     rows, columns = lowering.terms[cls].out[1:]
+    facts = lowering.graph.facts
     return (
-        cls in lowering.graph.facts["act"]
+        (cls in facts["act"] or cls in facts["constant"] - facts["by_key"])
         and isinstance(rows, Space)
         and str(rows) != str(C)
         and isinstance(columns, int)

@@ -23,7 +23,7 @@ from opmatrix.inference import pages, session
 from opmatrix.inference.cached import cached, rows_behind
 from opmatrix.inference.chat.held_prefixes import MOST_STATES, HeldPrefixes
 from opmatrix.inference.generation import Reply
-from opmatrix.inference.pages import Holding, StatePool
+from opmatrix.inference.pages import EACH_STATE, STATE_GAP, Holding, Past, Snapshot, StatePool, count_states
 from opmatrix.models import build
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.program import Program
@@ -176,12 +176,67 @@ def test_a_rewound_sequence_goes_on_as_if_it_had_not_gone_further(name, rewinds,
         tokens = np.concatenate([tokens, text(count, count)])
         rows = session.step({held: tokens[-count:]})
         assert rows.tobytes() == whole(name, tokens)[-count:].tobytes()
-        kept = len(session.state.sequences[held].states)
+        kept = len(session.state.sequences[held].past.states)
         assert min(count, rewinds + 1) <= kept <= rewinds + 1
         tokens = tokens[: len(tokens) - rng.integers(0, kept)]
         session.rewind(held, len(tokens))
     session.rewind(held, 0)
     assert session.step({held: tokens}).tobytes() == whole(name, tokens).tobytes()
+
+
+@pytest.mark.parametrize("name", ["selective", "hybrid", "delta rule"])
+def test_a_rewind_between_kept_states_passes_rows_again(name):
+    """To every kind of row: beside kept states, just before and behind them; of forks, whose pages are shared."""
+    session, tokens = programs(name)[1].start(80 * PAGE, rewinds=100), text(240)
+    wanted, held = whole(name, tokens), session.join()
+    for part in np.split(tokens, [1, 130, 131, 200, 201, 235]):
+        session.step({held: part})
+    assert len(session.state.sequences[held].past.states) <= count_states(100)
+    first = (240 - 100) // STATE_GAP * STATE_GAP
+    back = [239, 240 - EACH_STATE, 239 - EACH_STATE, 193, 192, 191, first + 1, first]
+    forks = {length: session.fork(held) for length in back}
+    for length, fork in forks.items():
+        session.rewind(fork, length)
+        assert session.step({fork: tokens[length : length + 1]}).tobytes() == wanted[length].tobytes(), length
+        further = slice(length - 2 if length - 2 > first else 0, length + 20)
+        session.rewind(fork, further.start)
+        assert session.step({fork: tokens[further]}).tobytes() == wanted[further].tobytes(), length
+    for fork in forks.values():
+        session.leave(fork)
+    assert session.step({held: [1]}).tobytes() == whole(name, np.append(tokens, 1))[240].tobytes()
+
+
+def test_a_short_sequence_goes_back_to_any_of_its_rows():
+    session, tokens = programs("shifts")[1].start(10 * PAGE, rewinds=1000), text(90)
+    held = session.join()
+    session.step({held: tokens})
+    for length in range(89, -1, -11):
+        session.rewind(held, length)
+    assert held.length == 1 and session.step({held: tokens[1:]}).tobytes() == whole("shifts", tokens)[1:].tobytes()
+
+
+@pytest.mark.parametrize("rewinds", [0, 1, EACH_STATE, EACH_STATE + 1, STATE_GAP - 1, STATE_GAP, 200, 1000])
+def test_a_refused_rewind_says_what_is_enough(rewinds):
+    """Of a sequence that went back before, too; no kept states are more than are said."""
+    decoder, tokens = programs("shifts")[1], text(300)
+    session = decoder.start(30 * PAGE, rewinds=rewinds)
+    held = session.join()
+    for count in (150, 1, 100, 49):
+        session.step({held: tokens[held.length : held.length + count]})
+        states = session.state.sequences[held].past.states
+        assert len(states) * session.pool.each <= session.state_bytes
+        assert states[-1].length == held.length and len({*states}) == len(states)
+    session.rewind(held, max(1, 300 - rewinds))
+    if rewinds >= 300:
+        return
+    with pytest.raises(InputError, match=r"start\(capacity, rewinds=(\d+)\)") as caught:
+        session.rewind(held, 20)
+    session = decoder.start(30 * PAGE, rewinds=int(str(caught.value).rpartition("=")[2][:-1]))
+    held = session.join()
+    session.step({held: tokens})
+    session.rewind(held, max(1, 300 - rewinds))
+    session.rewind(held, 20)
+    assert session.step({held: tokens[20:22]}).tobytes() == whole("shifts", tokens)[20:22].tobytes()
 
 
 @pytest.mark.parametrize("name", ["selective", *HYBRIDS])
@@ -251,15 +306,15 @@ def test_pools_hand_out_states_that_nobody_holds():
     assert first == [1, 2] and len(pool) == 3
     pool.arrays["state a"][1] = 7
     arrays = pool.arrays
-    assert pool.take([Holding(5, 0, (1,))], 3) == [2, 3, 4]
+    assert pool.take([Holding(5, 0, Past((Snapshot(5, 1),)))], 3) == [2, 3, 4]
     assert pool.arrays is not arrays and (pool.arrays["state a"][1] == 7).all()
-    assert pool.take([Holding(5, 0, (1, 4))], 2) == [2, 3]
+    assert pool.take([Holding(5, 0, Past((Snapshot(4, 1), Snapshot(5, 4))))], 2) == [2, 3]
 
 
 def test_verification_finds_a_state_that_is_lost(monkeypatch):
     """Of each row: the first of a step then begins anew."""
     decoder, texts = programs("selective")[1], om.Batch([text(30)])
-    assert verify_states(decoder, texts, 70).rows == 3 * 70
+    assert verify_states(decoder, texts, 80).rows == 3 * 80 + 1 + 10 + 16 + 40
 
     def lost(batch, states):
         keep(batch, [(0, targets) for _, targets in states])
@@ -268,6 +323,30 @@ def test_verification_finds_a_state_that_is_lost(monkeypatch):
     monkeypatch.setattr(session.New, "carry", lost)
     with pytest.raises(VerificationError, match="its states give other bits in steps than at once"):
         verify_states(decoder, texts, 70)
+
+
+def other_tokens(past):
+    """The tokens that are passed again are those of the row before."""
+    return past._replace(tokens=(0, *past.tokens[:-1]))
+
+
+def begun_anew(past):
+    """Rows that are passed again go on from no row."""
+    return past._replace(states=tuple(each._replace(state=0) for each in past.states))
+
+
+def a_row_further(past):
+    """The state that rows go on from is another one's."""
+    return past._replace(states=tuple(each._replace(state=each.state + 1) for each in past.states))
+
+
+@pytest.mark.parametrize("fault", [other_tokens, begun_anew, a_row_further], ids=lambda f: f.__name__)
+def test_verification_finds_rewinds_that_lose_rows(fault, monkeypatch):
+    decoder, texts = programs("selective")[1], om.Batch([text(30)])
+    right = session.Session.passed_again
+    monkeypatch.setattr(session.Session, "passed_again", lambda at, held, past, end: right(at, held, fault(past), end))
+    with pytest.raises(VerificationError, match="its states give other bits after a rewind than at once"):
+        verify_states(decoder, texts, 80)
 
 
 def neighbours_state(right, out, batch, state, **given):

@@ -146,6 +146,38 @@ def test_a_search_takes_scores_where_rows_are_few(name):
         np.testing.assert_allclose(program.run(SHORT), wanted, rtol=1e-4, atol=1e-5 * abs(wanted).max())
 
 
+TO_EDGES = om.Batch([RNG.integers(0, WORDS, length) for length in (1, 2, 63, 64, 65, 129)])
+
+
+@pytest.mark.parametrize("laws", [om.laws, [law for law in om.laws if law.name not in FIRED.values()]], ids=len)
+def test_scores_with_decays_that_all_rows_have_are_kernels(laws):
+    """As states, by a law, and as they are written, in which logarithms are summed though no input has them; those of
+    the head without decays, too."""
+    model, wanted = layer(scored, LOGARITHMS["RetNet"]), looped(LOGARITHMS["RetNet"], TO_EDGES)
+    for batch in (TO_EDGES, om.Batch([[1]])):
+        program = search(model, laws, standin.machine(), batch.extents(*collect_needs(model))).program({})[0]
+        assert "interpret" not in kernels(program)
+        assert {"recurrent"} & {*kernels(program)} or {"scan_term", "fold_term"} <= {*kernels(program)}
+    whole = program.run(TO_EDGES)
+    np.testing.assert_allclose(whole, wanted, rtol=1e-4, atol=1e-5 * abs(wanted).max())
+    alone = [program.run(om.Batch([tokens])) for tokens in np.split(TO_EDGES.tokens, TO_EDGES.starts[1:-1])]
+    assert np.concatenate(alone).tobytes() == whole.tobytes()
+    for _, rounded, meant in program.trace(TO_EDGES):
+        assert np.isfinite(rounded).all() and abs(rounded - meant).max() <= 1e-4 * abs(meant).max()
+
+
+def test_a_scan_of_constants_has_sessions():
+    """Its rows depend on their places alone; a session goes on from its last result."""
+    model = TABLE @ formula(lambda x: ((x @ Q) * (RETENTION @ cumsum)) @ heads(H).T)
+    program = om.schedule(model, TO_EDGES, machine=standin.machine()).program
+    assert "scan_term" in kernels(program) and "interpret" not in kernels(program)
+    np.testing.assert_allclose(program.run(TO_EDGES), om.dense(model, TO_EDGES), rtol=1e-5, atol=1e-5)
+    session, tokens = om.cached(program).start(200), TO_EDGES.tokens[:130]
+    held = session.join()
+    rows = [session.step({held: part}) for part in np.split(tokens, [1, 6, 70])]
+    assert np.concatenate(rows).tobytes() == program.run(om.Batch([tokens])).tobytes()
+
+
 @named
 def test_its_law_is_in_the_derivation(name):
     model = layer(ORDERS[name][0], LOGARITHMS[name])

@@ -40,6 +40,7 @@ from opmatrix.algebra.operators import (
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.positions.patterns import among, causal, sequence
 from opmatrix.algebra.shapes import T
+from opmatrix.autodiff.backward_kinds import backwards
 from opmatrix.models import build
 from opmatrix.parallel.ranks.virtual import run
 from opmatrix.parallel.sharding.axis_states import all_bounds, mergeable
@@ -83,6 +84,7 @@ def test_what_is_proved_and_what_is_checked():
         ("shift", "sequences"),
         ("shift", "columns"),
         ("shift", "heads"),
+        *(("backwards", sharded) for sharded in ("sequences", "columns", "heads")),
         ("product", "sequences"),
         ("scan", "sequences"),
         ("ring", "ring of keys"),
@@ -185,7 +187,12 @@ def splits():
             yield Split(
                 term, mesh, BatchSizes(4, 12), SplitOptions(cuts={"R": "columns"} if mesh.axes[0].name == "tp" else {})
             )
-    for term in (scores @ shift(2), scores @ heads(4) @ shift(1) @ weight(at("H", 4, 2, 3)) @ total):
+    both_ways = [
+        term
+        for moved in (shift(1), backwards())
+        for term in (scores @ moved, scores @ heads(4) @ moved @ weight(at("H", 4, 2, 3)) @ total)
+    ]
+    for term in both_ways:
         for mesh in (data, Mesh.of(cp=(2, "ring")), tensor):
             yield Split(term, mesh, BatchSizes(4, 12), SplitOptions(cuts={"R": "columns"} if mesh is tensor else {}))
     pooled = product(given(PAIRS), given("features", 3, "V"), over=monoids.mean)

@@ -20,6 +20,7 @@ from opmatrix.algebra.operators import gelu, given, pick, product, relation, sca
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.positions.patterns import Pattern, among, causal, everyone, sequence, window
 from opmatrix.algebra.term import Operator
+from opmatrix.autodiff.backward_kinds import backwards
 from opmatrix.parallel.ranks.moe_experts import combined, rows_asked, whom
 from opmatrix.parallel.ranks.ranks import Message, Meter
 from opmatrix.parallel.ranks.related import merge_entries, pick_held
@@ -238,22 +239,28 @@ def rows_at_their_positions(over: type[Monoid], n: int, rng: np.random.Generator
         )
 
 
-@try_parts(("shift", "sequences"), ("shift", "columns"), ("shift", "heads"), reason=BATCHES, over=(monoids.sum,))
-def rows_before(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
-    """Check that a rank shifts its sequences, its columns and its heads as the whole is shifted."""
-    lag, x = int(rng.integers(1, 4)), rng.normal(size=(sum(SEQUENCES), MANY))
+@try_parts(
+    *((op, sharded) for op in ("shift", "backwards") for sharded in ("sequences", "columns", "heads")),
+    reason=BATCHES,
+    over=(monoids.sum,),
+)
+def rows_moved(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
+    """Check that a rank shifts its sequences, its columns and its heads as the whole is shifted, and turns them
+    round."""
+    x = rng.normal(size=(sum(SEQUENCES), MANY))
     ends, batch = np.cumsum([0, *SEQUENCES]), zeros(SEQUENCES)
-    whole = np.asarray(dense(shift(lag), x, batch))
-    pieces = [
-        np.asarray(dense(shift(lag), x[ends[lo] : ends[hi]], zeros(SEQUENCES[lo:hi])))
-        for lo, hi in uneven(len(SEQUENCES), n, rng)
-        if lo < hi
-    ]
-    compare_pieces("rows_before", "sequences", np.concatenate(pieces), whole)
-    columns = [np.asarray(dense(shift(lag), x[:, lo:hi], batch)) for lo, hi in uneven(MANY, n, rng)]
-    compare_pieces("rows_before", "columns", np.concatenate(columns, 1), whole)
-    deep = np.asarray(dense(shift(lag), x.T[..., None], batch))
-    compare_pieces("rows_before", "heads", deep[..., 0].T, whole)
+    for moved in (shift(int(rng.integers(1, 4))), backwards()):
+        whole = np.asarray(dense(moved, x, batch))
+        pieces = [
+            np.asarray(dense(moved, x[ends[lo] : ends[hi]], zeros(SEQUENCES[lo:hi])))
+            for lo, hi in uneven(len(SEQUENCES), n, rng)
+            if lo < hi
+        ]
+        compare_pieces("rows_moved", "sequences", np.concatenate(pieces), whole)
+        columns = [np.asarray(dense(moved, x[:, lo:hi], batch)) for lo, hi in uneven(MANY, n, rng)]
+        compare_pieces("rows_moved", "columns", np.concatenate(columns, 1), whole)
+        deep = np.asarray(dense(moved, x.T[..., None], batch))
+        compare_pieces("rows_moved", "heads", deep[..., 0].T, whole)
 
 
 # ---- relations: rows that entries name

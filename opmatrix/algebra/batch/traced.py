@@ -166,6 +166,10 @@ class TracedValue:
         """Note a shift by k rows of the same sequence; a k below 0 looks behind."""
         return self.then("shift", more=(k,), shape=self.shape.shift(k))
 
+    def backwards(self) -> TracedValue:
+        """Note the rows of each sequence from the last to the first."""
+        return self.then("backwards", shape=self.shape.backwards())
+
     def given(self, field: str, cols: LiveSize) -> TracedValue:
         """Note one-hot rows of a field of the batch."""
         return self.trace.write("given", (), (field, cols), self.shape.given(field, cols))

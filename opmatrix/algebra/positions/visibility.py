@@ -164,10 +164,18 @@ class Seeing(ByHeads):
         at = needed(self.batch, f"shift({k})").rows_before(k)
         return self.of(np.where(at[:, None] < 0, 0, self.array[..., at, :]))
 
+    def backwards(self) -> Self:
+        """Return the rows of each sequence from the last to the first."""
+        batch = needed(self.batch, "backwards")
+        rows = in_every_row(self.array, batch.rows)
+        ends = sequence_ends(batch, rows.shape[-2])
+        return self.of(np.concatenate([rows[..., lo:hi, :][..., ::-1, :] for lo, hi in pairwise([0, *ends])], -2))
+
     def fold(self, h: int) -> Self:
         """Sum neighbouring heads, so that h are left."""
         stacked = self.array.reshape(-1, *self.array.shape[-2:])
-        return self.of(stacked.reshape(h, -1, *stacked.shape[-2:]).sum(1))
+        sums = stacked.reshape(h, -1, *stacked.shape[-2:]).sum(1)
+        return self.of(sums if h > 1 else sums[0])
 
 
 class SeeingEntries:
@@ -217,6 +225,12 @@ class SeeingEntries:
             return sum(q * s for q, s in zip(row(self, h, r), state, strict=True))
 
         return self.of((heads, batch.rows, values.value.shape[2]), number)
+
+    def backwards(self: Entrywise) -> Entrywise:  # type: ignore[misc]    # mixed into it
+        """Return the rows of each sequence from the last to the first, entry by entry."""
+        ends = sequence_ends(needed(self.batch, "backwards"), self.size[0])
+        at = [row for lo, hi in pairwise([0, *ends]) for row in reversed(range(lo, hi))]
+        return self.of(self.value.shape, lambda h, r, j: self.at(h, at[r], j))
 
     def by_distance(self: Entrywise, table: Data, most: int) -> Entrywise:  # type: ignore[misc]    # mixed into it
         """Look up the table at the distance of each pair of rows."""

@@ -404,6 +404,10 @@ class Rank(AskingRank):
         """Shift the rows of each sequence, of which the rank has all rows."""
         return rows_before(x, *step.more)
 
+    def backwards(self, step: RankStep, x: Numeric) -> Held:
+        """Turn the rows of each sequence round, of which the rank has all rows."""
+        return x[..., ::-1, :]
+
     def related_product(self, step: RankStep, u: Sparse, v: Numeric | OneHot) -> Held:
         """Return the product of the local entries with the rows that they name."""
         over, x = step.more[0], v.rows if isinstance(v, OneHot) else v

@@ -28,7 +28,7 @@ def asked_of(data: Data, cuts: Mapping[str, str]) -> str | None:
     return next((how for pattern, how in cuts.items() if fnmatch(name, pattern)), None)
 
 
-PASSING = "split", "join", "repeat", "turn", "product", "beside", "keep_top", "shares", "dropped", "shift"
+PASSING = "split", "join", "repeat", "turn", "product", "beside", "keep_top", "shares", "dropped", "shift", "backwards"
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Cuttable:
                 return self.passes_matrix(reader.more[0], at, of)
             case "add" | "mul" | "scan":
                 return self.passes_pointwise(reader, at, of)
-            case "split" | "join" | "repeat" | "dropped" | "shift":
+            case "split" | "join" | "repeat" | "dropped" | "shift" | "backwards":
                 return on
             case "turn" | "shares":
                 return on and heads

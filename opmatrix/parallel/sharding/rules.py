@@ -26,7 +26,7 @@ PASSES_SHIFT: dict[Role | None, str] = {
     "batch": "sequences",
     "heads": "heads",
     "cols": "columns",
-}  # what is sharded -> the rule of a shift
+}  # what is sharded -> the rule of a shift, and of rows from the last on
 
 
 def rule(*ops: str) -> Callable[[SplitRule], SplitRule]:
@@ -317,10 +317,10 @@ def split_pick(split: Ground, k: int, axis: Axis, at: int, line: Operation, args
     return picked_rows(split, k, line, args)
 
 
-@rule("shift")
+@rule("shift", "backwards")
 def split_shift(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
-    """Split shifted rows: sequences, heads and columns pass. Sharded rows are gathered, as the first rows of a rank
-    read the last ones of the rank before."""
+    """Split rows that are shifted, or turned round: sequences, heads and columns pass. Sharded rows are gathered, as
+    the first rows of a rank read the last ones of another."""
     state = split.merged_on(k, args[0])
     if role_of(state) == "rows":
         return [None], None, None, ""

@@ -39,6 +39,8 @@ class StepPriced(NamedTuple):
     whole: bool = False
 
 
+FEW_AND_MANY = (1,), (2048,)  # rows of timed sequences beside the usual: those of steps, and of long texts
+
 PRICED_AS = {
     StepPriced(False, False): "recurrent",
     StepPriced(True, False): "recurrent.decayed",
@@ -185,7 +187,7 @@ def time_recurrent(step: StepPriced) -> Callable[["Grid", "Numbers"], Iterator[T
 
     def cases(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
         """Yield the sizes and the call for each batch and head shape."""
-        for lengths in grid.batches:
+        for lengths in (*grid.batches, *FEW_AND_MANY):
             starts = np.cumsum([0, *lengths])
             for heads, cols in grid.heads:
                 q, out = numbers.some(starts[-1], heads, cols), numbers.room(starts[-1], heads, cols)

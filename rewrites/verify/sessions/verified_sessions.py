@@ -27,7 +27,9 @@ from rewrites.verify.sessions.session_script import CachedRows, GivenRows, Sessi
 UNLISTED_LENGTH = 1024  # rows of texts if a certificate lists no lengths
 PROMPT_WORK = 7e10  # multiplications of a prompt, at most
 READ_TOKENS = 5  # tokens on which a program's steps are read in float64
-STATE_TOKENS, STATE_STEPS = 70, (1, 5, 64)  # tokens of a text whose states are verified; rows of its steps
+STATE_TOKENS, STATE_STEPS = 80, (1, 5, 64)  # tokens of a text whose states are verified; rows of its steps
+STATE_BACK = 79, 70, 64, 40  # rows that forks go back to: beside the last, and after, behind and before a kept state
+AnyRows = NDArray[np.float32 | np.float64]
 SESSION_ERRORS = InputError, ValueError, TypeError, LookupError  # errors that a session may raise
 COMPARED_WHOLE = 512  # rows of a prompt up to which all are compared
 
@@ -232,12 +234,14 @@ def compare_cache(script: SessionScript, kept: CachedRows, number: str) -> None:
 
 
 def verify_states(decoder: Program, sentences: Batch, longest: int) -> ScriptRows:
-    """Compare the rows of a text in steps of several sizes, each by a fork that goes on while its origin parts, with
-    those of one step, to the bit. Raises VerificationError."""
+    """Compare the rows of a text in steps of several sizes, each by a fork that goes on while its origin parts, and of
+    forks that go back to rows beside kept states and between them, with those of one step, to the bit. Raises
+    VerificationError."""
     limits = longest, STATE_TOKENS, least_limits(decoder.schedule.calls).get("positions", STATE_TOKENS)
     text = np.resize(sentences.tokens, min(limits))
-    session = decoder.start((2 + 2 * len(STATE_STEPS)) * STATE_TOKENS)
-    whole = session.step({session.join(): text})
+    session = decoder.start((2 + 2 * len(STATE_STEPS)) * STATE_TOKENS, rewinds=len(text))
+    first = session.join()
+    whole = session.step({first: text})
     for count in STATE_STEPS:
         sequence, rows = session.join(), list[StepRows]()
         for at in range(0, len(text), count):
@@ -246,11 +250,22 @@ def verify_states(decoder: Program, sentences: Batch, longest: int) -> ScriptRow
             session.leave(sequence)
             sequence = fork
         session.leave(sequence)
-        stepped = np.concatenate(rows)[-len(whole) :]
-        if not np.array_equal(stepped, whole, equal_nan=True):
-            model = str(decoder.meta.get("model", "program"))
-            raise VerificationError(3, model, "its states give other bits in steps than at once", rows=count)
-    return ScriptRows(len(STATE_STEPS) * len(whole), 0.0)
+        compare_states(decoder, np.concatenate(rows), whole, "in steps", count)
+    backs = [at for at in STATE_BACK if at < len(text)]
+    for at in backs:
+        fork = session.fork(first)
+        session.rewind(fork, at)
+        compare_states(decoder, session.step({fork: text[at:]}), whole, "after a rewind", len(text) - at)
+        session.leave(fork)
+    return ScriptRows(len(STATE_STEPS) * len(whole) + sum(min(len(text) - at, len(whole)) for at in backs), 0.0)
+
+
+def compare_states(decoder: Program, rows: AnyRows, whole: AnyRows, doing: str, count: int) -> None:
+    """Compare the last rows of a text, as many as there are of both, to the bit. Raises VerificationError."""
+    shared = min(len(rows), len(whole))
+    if not np.array_equal(rows[-shared:], whole[-shared:], equal_nan=True):
+        model = str(decoder.meta.get("model", "program"))
+        raise VerificationError(3, model, f"its states give other bits {doing} than at once", rows=count)
 
 
 def verify_steps_over_caches(program: Program, decoder: Program, sentences: Batch, longest: int) -> ScriptRows:
