@@ -12,7 +12,7 @@ from itertools import combinations, islice
 
 from opmatrix.algebra.term import Operator
 from rewrites.discovery.derived import Consequences
-from rewrites.discovery.fingerprints import Fingerprints, draw_variables, probed
+from rewrites.discovery.fingerprints import Fingerprints, probed
 from rewrites.discovery.proved_laws import prove_equation
 from rewrites.discovery.small_terms import (
     INTERCHANGEABLE,
@@ -84,7 +84,7 @@ class Discovery:
     done: int = 0  # rounds that ended
 
     def __post_init__(self) -> None:
-        self.prints = Fingerprints(draw_variables(self.seed))
+        self.prints = Fingerprints.of(self.seed)
         self.deriver = Consequences()
 
     def rounds(self) -> Iterator[tuple[tuple[str, ...], int]]:
@@ -115,11 +115,15 @@ class Discovery:
         counts = RoundCounts(kinds, size)
         equations = sort_equations(self.agree(counts))
         counts.equations = len(equations)
+        self.take(equations, counts)
+        return counts
+
+    def take(self, equations: Sequence[StatedEquation], counts: RoundCounts) -> None:
+        """Take the laws among equations, in their order: those that hold and do not follow from laws before."""
         while equations := self.deriver.open_among(equations):
             first = equations.pop(0)
             if self.deriver.open_in_graph([first]):  # alone: many in one graph may spend its nodes
                 self.consider(first, counts)
-        return counts
 
     def agree(self, counts: RoundCounts) -> Iterator[StatedEquation]:
         """Yield the equations of terms that agree in fingerprints, each once in any letters. Only the first of equal

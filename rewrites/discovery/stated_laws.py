@@ -3,7 +3,7 @@ check and at special ones."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from math import prod
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from sympy import Expr, sympify
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
+from rewrites.discovery.exact_values import INEXACT, compare_exactly, draw_whole, make_polynomial
 from rewrites.discovery.fingerprints import DrawnValues, drop_head
 from rewrites.discovery.small_terms import sort_of, variables_of
 from rewrites.discovery.witnesses import WITNESSES, list_monoids
@@ -24,6 +25,7 @@ from rewrites.laws.law import ROWS, Law, Sides, Sort, apart, h, input_columns, k
 from rewrites.verify.user_laws import find_obstacle
 
 TRIALS, WITNESS_TRIALS = 40, 6  # most trials of a law in each situation, and with each witness
+EXACT_TRIALS, MOST_TRIED = 3, 40  # trials in fractions of a law, and draws among which they are looked for
 SIDES_APART = 1e-9  # the largest relative difference of its sides
 EQUAL_SIZES, LARGE_SIZES = dict.fromkeys((h, k, n, p, q), 4), {h: 2, k: 47, n: 38, p: 34, q: 41}
 
@@ -134,7 +136,7 @@ def make_law(name: str, equation: StatedEquation, sorts: dict[str, Sort], both: 
 
 
 def judge(law: Law, seed: int) -> Verdict:
-    """Try a law in every situation, until it fails; then at the sizes that a graph may match."""
+    """Try a law in every situation, until it fails; then in fractions, and at the sizes that a graph may match."""
     trials = 0
     for number, situation in enumerate(SITUATIONS):
         for difference in differences(law, situation, np.random.default_rng([seed, number])):
@@ -143,6 +145,10 @@ def judge(law: Law, seed: int) -> Verdict:
             trials += 1
     if not trials:
         return Verdict(0, "the sides fit in no trial")
+    for difference in islice(exact_differences(law, seed), EXACT_TRIALS):
+        if difference:
+            return Verdict(trials, f"in fractions the sides differ by {difference:.3g}")
+        trials += 1
     sorts = find_mismatch(law)
     return Verdict(trials, "", find_obstacle(law) or (describe_mismatch(sorts) if sorts else ""))
 
@@ -157,6 +163,19 @@ def differences(law: Law, situation: Situation, rng: np.random.Generator) -> Ite
             yield compare_at(sides, draw_input(situation, input_columns(sides), rng), batch)
         except (TypeError, ValueError, LookupError):
             continue
+
+
+def exact_differences(law: Law, seed: int) -> Iterator[float]:
+    """Yield the difference of the sides of a law, computed in fractions, in each of the first trials that has exact
+    results. Differences that floats cannot see are not 0."""
+    sorts, rng = law.sorts, draw_whole(seed)
+    for variables in islice(chain(draw_witnesses(law, sorts, rng), draw_often(law, sorts, rng)), MOST_TRIED):
+        try:
+            sides = law.of({name: make_polynomial(one, sorts[name]) for name, one in variables.items()})
+        except INEXACT:
+            continue
+        if (difference := compare_exactly(sides, rng)) is not None:
+            yield difference
 
 
 def draw_often(law: Law, sorts: dict[str, Sort], rng: np.random.Generator) -> Iterator[DrawnValues]:
