@@ -26,6 +26,7 @@ from rewrites.discovery.small_terms import (
     variables_of,
 )
 from rewrites.discovery.stated_laws import StatedEquation, count_operators, judge
+from rewrites.discovery.widened import widen_equation
 from rewrites.laws.law import Law
 from rewrites.proofs.refute import instance
 
@@ -164,7 +165,7 @@ class Discovery:
 
     def consider(self, equation: StatedEquation, counts: RoundCounts) -> None:
         """Judge an equation that does not follow from the laws so far; take it if it holds and a graph can use it, of
-        one head or of several."""
+        one head or of several, under the widest guards that hold."""
         name = f"{equation.left.kind.name}_{len(self.laws) + 1}"
         verdict = judge(equation.law(name), self.seed)
         if verdict.unusable and {"s", "t"} & {*equation.names}:
@@ -177,7 +178,8 @@ class Discovery:
             counts.dropped["of no use to a graph"] += 1
         else:
             counts.laws += 1
-            self.laws.append(FoundLaw(equation.law(name), equation, verdict.trials, prove_equation(equation)))
+            equation, law = widen_equation(equation, name, self.seed)
+            self.laws.append(FoundLaw(law, equation, verdict.trials, prove_equation(equation)))
             self.deriver.add(equation.undirected(name))
 
     def drop_derived(self) -> None:

@@ -4,6 +4,7 @@ input; an operator may follow a value, as A does in x @ A. A constant is either.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product as pairs
+from typing import Any
 
 from formats.core.errors import InputError, suggest_name
 from opmatrix.algebra import monoids, operators
@@ -123,12 +124,21 @@ def sort_of(name: str) -> Sort:
     return LETTERS[name] if name in LETTERS else OPEN_ATTRIBUTES[name]
 
 
-def variable(name: str) -> Operator:
-    """Return the symbol of a variable, with all facts of its sort."""
-    symbol: Operator = stand_in(name, LETTERS[name])
+def state_variable(name: str, sort: Sort) -> Any:
+    """Return what stands for a variable of a sort in a term: a symbol with all facts of the sort, or, for an attribute,
+    its name."""
+    symbol = stand_in(name, sort)
+    if not isinstance(symbol, Operator):
+        return symbol
     called, into, out, known = symbol.args
-    facts = {fact for fact in LETTERS[name].facts if fact in PROPERTIES}
+    facts = {fact for fact in sort.facts if fact in PROPERTIES}
     return Operator(symbol.kind, called, into, out, tuple(sorted({*known, *facts})))
+
+
+def variable(name: str) -> Operator:
+    """Return the symbol of a variable of the pool."""
+    symbol: Operator = state_variable(name, LETTERS[name])
+    return symbol
 
 
 def flagged_name(name: str) -> FlaggedName:

@@ -29,11 +29,36 @@ from rewrites.discovery.proved_laws import prove_equation
 from rewrites.discovery.rounds import Discovery, RoundCounts
 from rewrites.discovery.small_terms import FOLLOWS, OPERAND_ROLES, SmallTerm, flagged_name, read_kinds, variable
 from rewrites.discovery.stated_laws import StatedEquation, count_operators, exact_differences, judge
-from rewrites.discovery.written import spell_side, write_laws
+from rewrites.discovery.widened import list_wider, widen_equation, widen_guards
+from rewrites.discovery.written import restate, spell_side, write_laws
 from rewrites.explain.exploring.exploration import explore
 from rewrites.explain.exploring.payoffs import find_payoffs, price_laws
 from rewrites.laws import EXACT_LAWS
-from rewrites.laws.law import Law, Name, constant, entrywise, find, law, matrix, n, operator, p, scores, stand_in, value
+from rewrites.laws.law import (
+    Law,
+    Name,
+    column,
+    constant,
+    entrywise,
+    find,
+    law,
+    matrix,
+    mixing,
+    n,
+    normalised,
+    operator,
+    over,
+    p,
+    placed,
+    reflexive,
+    right_linear,
+    scalar,
+    scores,
+    stand_in,
+    value,
+    varying,
+    where,
+)
 from rewrites.verify.user_laws import load_laws
 
 x, y, c, r = (variable(name) for name in "xycr")
@@ -119,6 +144,7 @@ def test_a_written_file_is_read_back(found, tmp_path):
     assert [one.name for one in declared.laws] == [one.law.name for one in discovery.laws]
     for one, other in zip(discovery.laws, declared.laws, strict=True):
         assert other.sides() == one.law.sides() and other.both == one.law.both
+        assert other.without == one.law.without and restate(other) == one.equation
     with pytest.raises(InputError, match="exists"):
         write_laws(tmp_path / "mine.py", discovery.laws, "opmatrix discover")
 
@@ -327,6 +353,58 @@ def test_only_an_interrupted_run_of_the_same_command_goes_on(tmp_path):
     assert CliRunner().invoke(app, arguments).exit_code == 0
     for more in ([], ["--seed", "1"]):
         assert "no interrupted" in str(CliRunner().invoke(app, [*arguments, *more, "--resume"]).exception)
+
+
+# ---- guards
+
+NARROW = {
+    "a rotation": ((x + x) @ R, x @ (R + R), {}, [("R", operator[n, n])]),
+    "any operator in place of a rotation": (x @ (R + I), x + x @ R, {"R": operator[n, n]}, []),
+    "rows by position": (x @ (c * I), x * c, {"c": placed[n]}, [("c", varying[n])]),
+    "a flag of a monoid": (product(RELATED, x, N) @ U, product(RELATED, x @ U, N), {"N": over[right_linear]}, []),
+    "nothing to widen": (x + y, y + x, {}, []),
+}
+
+
+@pytest.mark.parametrize("left, right, wider, refuted", NARROW.values(), ids=NARROW)
+def test_guards_are_widened_until_a_counterexample_is_found(left, right, wider, refuted):
+    narrow = equation(left, right)
+    widened, found = widen_equation(narrow, "narrow", 0)
+    assert {name: str(sort) for name, sort in widened.widened} == {name: str(sort) for name, sort in wider.items()}
+    assert widened.sorts == found.variables
+    shown = [(name, sort) for other in found.without for name, sort in other.items()]
+    assert [(name, str(sort)) for name, sort in refuted] == [(name, str(sort)) for name, sort in shown][: len(refuted)]
+    found.check(np.random.default_rng(5))  # counterexamples fit, and fail
+
+
+def test_the_proof_of_a_wider_law_assumes_nothing_of_the_narrow_sort():
+    linear = equation((x + x) @ R, x @ R + x @ R)
+    assert prove_equation(linear) and not prove_equation(linear.widen("R", operator[n, n]))
+
+
+def test_a_wider_sort_asks_one_thing_less():
+    """A flag, or what follows from it; a fact; a column; of several facts each alone."""
+    acting = replace(operator, facts=("row_wise", "uniform"))[n, p]
+    steps = {
+        over[normalised]: [over[right_linear]],
+        over: [],
+        where[reflexive]: [where[()]],
+        matrix[n, p]: [operator[n, p]],
+        constant[n]: [placed[n]],
+        scalar: [placed[1], constant[n]],
+        column: [value[n]],
+        acting: [mixing[n, p], replace(operator, facts=("row_wise",))[n, p]],
+        value[n]: [],
+    }
+    assert {sort: [*list_wider(sort, [n])] for sort in steps} == steps
+
+
+def test_laws_of_the_search_have_the_counterexamples_that_widening_finds():
+    guards = widen_guards(find(EXACT_LAWS, "late_scale"), 0)
+    assert not guards.wider and [(name, str(sort)) for name, sort, _ in guards.refuted] == [
+        ("r", "value[n]"),
+        ("A", "operator[n, p]"),
+    ]
 
 
 # ---- what laws pay
