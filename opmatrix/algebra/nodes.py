@@ -19,7 +19,7 @@ from opmatrix.algebra.positions.lags import Lag
 from opmatrix.algebra.positions.patterns import Pattern, causal, everyone, sequence
 from opmatrix.algebra.positions.visibility import check_scores
 from opmatrix.algebra.properties import PROPERTIES
-from opmatrix.algebra.shapes import LiveSize, N, Shape, ShapeError, as_int, brief, certain
+from opmatrix.algebra.shapes import LiveSize, N, Shape, ShapeError, T, as_int, brief, certain
 from opmatrix.algebra.term import KINDS, Body, Kind, Operator, adjoint
 
 ReadAt: TypeAlias = Any  # x where a term is read: a Shape, arrays, entries

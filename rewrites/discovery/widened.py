@@ -28,7 +28,7 @@ from rewrites.laws.law import (
     varying,
 )
 
-WIDER = {
+WIDER_SORTS = {
     "matrix": (operator,),
     "rotation": (operator,),
     "relative": (operator,),
@@ -41,7 +41,7 @@ WIDER = {
 }  # the next wider sorts of the same sizes
 PLAIN_FACTS = {sort.name: sort.facts for sort in (operator, entrywise, value)}
 FOLLOWS_FROM = {normalised: right_linear}  # the flag that is left of another
-FAR, DRAWS = 1e-3, 8  # the least difference of a counterexample, and draws of which most must show it
+LEAST_APART, SHOWN_DRAWS = 1e-3, 8  # the least difference of a counterexample, and draws of which most must show it
 
 
 @dataclass
@@ -95,7 +95,7 @@ def list_wider(sort: Sort, widths: Sequence[SortSize]) -> Iterator[Sort]:
     elif sort.name == "relation" and sort.sizes:
         yield relation
     else:
-        yield from (replace(wide, sizes=sort.sizes, space=sort.space) for wide in WIDER.get(sort.name, ()))
+        yield from (replace(wide, sizes=sort.sizes, space=sort.space) for wide in WIDER_SORTS.get(sort.name, ()))
 
 
 def with_sorts(law: Law, sorts: Mapping[str, Sort]) -> Law:
@@ -126,13 +126,13 @@ def list_counterexamples(law: Law, guards: WidenedGuards, seed: int) -> Iterator
     """Yield the refuted sorts that a check of the law shows to be too wide, in most of its draws."""
     small, rng = replace(law, largest=1.0), np.random.default_rng(seed)
     for name, wide, _ in guards.refuted:
-        if sum(is_far(small, name, wide, rng) for _ in range(DRAWS)) > DRAWS / 2:
+        if sum(is_far(small, name, wide, rng) for _ in range(SHOWN_DRAWS)) > SHOWN_DRAWS / 2:
             yield {name: wide}
 
 
 def is_far(law: Law, name: str, wide: Sort, rng: np.random.Generator) -> bool:
     """True if the sides of a law are far apart in a draw with a wider sort."""
     try:
-        return law.difference(rng, **{name: wide}) > FAR
+        return law.difference(rng, **{name: wide}) > LEAST_APART
     except (TypeError, ValueError, LookupError):
         return False
