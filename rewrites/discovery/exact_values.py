@@ -19,7 +19,7 @@ INEXACT = ArithmeticError, LookupError, TypeError, ValueError  # raised where a 
 ExactResult: TypeAlias = NDArray[np.object_]  # heads x rows x columns of Fraction or int
 
 
-class WholeNumbers(np.random.Generator):
+class WholeRandom(np.random.Generator):
     """Random numbers of which the normal ones are whole, from -3 to 3 without 0."""
 
     def normal(self, *, size: object) -> NDArray[np.int64]:  # type: ignore[override]
@@ -28,9 +28,9 @@ class WholeNumbers(np.random.Generator):
         return drawn
 
 
-def draw_whole(*seed: int) -> WholeNumbers:
+def draw_whole(*seed: int) -> WholeRandom:
     """Return a source of whole numbers for a seed."""
-    return WholeNumbers(np.random.PCG64(list(seed)))
+    return WholeRandom(np.random.PCG64(list(seed)))
 
 
 def make_polynomial(variable: object, sort: Sort) -> object:
@@ -70,7 +70,7 @@ def differ_exactly(one: ExactResult | None, other: ExactResult | None) -> bool:
     return one is not None and other is not None and not np.array_equal(one, other)
 
 
-def compare_exactly(sides: Sides, rng: WholeNumbers) -> float | None:
+def compare_exactly(sides: Sides, rng: WholeRandom) -> float | None:
     """Return the largest difference of the sides of a law over drawn variables, computed in fractions at an input of
     whole numbers; it is 0 only where they are equal. None where a side has no exact result."""
     reader = ExactReader(rng.normal(size=(sum(ROWS), input_columns(sides))), ragged())
