@@ -4,7 +4,6 @@ input; an operator may follow a value, as A does in x @ A. A constant is either.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product as pairs
-from typing import Any
 
 from formats.core.errors import InputError, suggest_name
 from opmatrix.algebra import monoids, operators
@@ -124,7 +123,7 @@ def sort_of(name: str) -> Sort:
     return LETTERS[name] if name in LETTERS else OPEN_ATTRIBUTES[name]
 
 
-def state_variable(name: str, sort: Sort) -> Any:
+def state_variable(name: str, sort: Sort) -> object:
     """Return what stands for a variable of a sort in a term: a symbol with all facts of the sort, or, for an attribute,
     its name."""
     symbol = stand_in(name, sort)
@@ -137,7 +136,8 @@ def state_variable(name: str, sort: Sort) -> Any:
 
 def variable(name: str) -> Operator:
     """Return the symbol of a variable of the pool."""
-    symbol: Operator = state_variable(name, LETTERS[name])
+    symbol = state_variable(name, LETTERS[name])
+    assert isinstance(symbol, Operator)
     return symbol
 
 

@@ -16,7 +16,7 @@ from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator, substitute
 from rewrites.discovery.exact_values import INEXACT, compare_exactly, draw_whole, make_polynomial
 from rewrites.discovery.fingerprints import DrawnValues, drop_head
-from rewrites.discovery.small_terms import LETTERS, sort_of, state_variable, variables_of
+from rewrites.discovery.small_terms import sort_of, state_variable, variables_of
 from rewrites.discovery.witnesses import WITNESSES, list_monoids
 from rewrites.egraph.egraph import is_lone
 from rewrites.egraph.law_matches import build_over, describe_mismatch, find_mismatch
@@ -86,9 +86,10 @@ class StatedEquation:
     def widen(self, name: str, sort: Sort) -> "StatedEquation":
         """Return the equation with a variable of a wider sort."""
         wider = replace(self, widened=(*self.widened, (name, sort)))
-        if name not in LETTERS:
+        symbol = state_variable(name, drop_heads(sort))
+        if not isinstance(symbol, Operator):
             return wider
-        by = {node: state_variable(name, drop_heads(sort)) for node in self.walk() if node.args[:1] == (name,)}
+        by = {node: symbol for node in self.walk() if node.args[:1] == (name,)}
         return replace(wider, left=substitute(self.left, by), right=substitute(self.right, by))
 
     def walk(self) -> Iterator[Operator]:
