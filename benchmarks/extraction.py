@@ -26,7 +26,9 @@ from opmatrix.algebra.shapes import Shape, size
 from opmatrix.algebra.term import Operator
 from opmatrix.display.tables import table
 from rewrites.extraction import Extraction, Node, Problem, extract, read_problem, verify
+from rewrites.laws import EXACT_LAWS
 from rewrites.laws.kinds import left, right
+from rewrites.laws.law import find
 from rewrites.laws.proving.value_kinds import below, unit
 from rewrites.proofs.equations import Prover
 from rewrites.proofs.refute import refute
@@ -464,16 +466,21 @@ def measure_search_laws() -> None:
 
     Rounds of discovery are run that enumerate what these laws need, of at most 3 operators. A law is found, where a
     found law has its sides, follows from found laws in one graph, or is out of reach, and why; `axioms` says by what
-    it is proved without any law of the search: its entries, or the laws of values."""
+    it is proved without any law of the search: its entries, or the laws of values. `guard` is its guard beside the
+    widest that numbers do not refute, with one variable widened at a time."""
     parser = Parser(measure_search_laws)
     parser.add_argument("--rounds", type=count, default=len(search_laws.ROUNDS), metavar="N", help="run the first N")
     options = parser.parse_args()
     rounds = search_laws.ROUNDS[: options.rounds]
-    takes(5 + 2 * len(rounds) ** 2)
+    takes(60 + 2 * len(rounds) ** 2)
     discovery = search_laws.discover(rounds, say)
     judged = [*search_laws.judge_laws(discovery.laws)]
-    rows = [(one.name, str(one.operators), one.standing, one.axioms) for one in judged]
-    print(table(rows, search_laws.COLUMNS, left=(0, 2, 3)))
+    guards = [search_laws.compare_guard(one, find(EXACT_LAWS, one.name)) for one in judged]
+    rows = [
+        (one.name, str(one.operators), one.standing, one.axioms, *guard)
+        for one, guard in zip(judged, guards, strict=True)
+    ]
+    print(table(rows, search_laws.COLUMNS, left=(0, 2, 3, 4, 5)))
     tabled(options.csv, [search_laws.COLUMNS, *rows])
     reached = [
         one for one in judged if one.standing.startswith(("found", "follows")) and "narrower" not in one.standing
@@ -486,8 +493,22 @@ def measure_search_laws() -> None:
         ),
         Figure("proved by axioms", sum(bool(one.axioms) for one in judged)),
         Figure("found laws that are proved", sum(bool(one.chain) for one in discovery.laws)),
+        *guard_figures(guards),
     ]
     concluded(options, figures)
+
+
+def guard_figures(guards: list[search_laws.ComparedGuard]) -> list[Figure]:
+    """Count the guards that are equal, weaker, and tighter than truth needs, and those that are wrong."""
+    kinds = Counter(one.words.split(" ")[0] for one in guards)
+    reasons = sum(bool(one.reason) for one in guards)
+    return [
+        Figure("guards as wide as numbers allow", kinds[search_laws.EQUAL]),
+        Figure("guards weaker than those found", kinds["weaker"]),
+        Figure("guards that are tighter, with a reason", reasons),
+        Figure("guards that are tighter, without a reason", kinds[search_laws.TIGHTER] - reasons, most=0),
+        Figure("guards that are too weak", kinds["too"], most=0),
+    ]
 
 
 # ---- payoff

@@ -1,5 +1,5 @@
-"""The exact laws of the search beside laws that discovery finds: which are found, follow, or are out of its reach, and
-which axioms prove."""
+"""The exact laws of the search beside laws that discovery finds: which are found, follow, or are out of its reach,
+which axioms prove, and which guards are tighter than truth needs."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from opmatrix.algebra.shapes import ShapeError, as_int
-from opmatrix.algebra.term import PROPERTIES, Operator
 from rewrites.discovery.derived import Consequences
 from rewrites.discovery.rounds import Discovery, FoundLaw
-from rewrites.discovery.small_terms import OPERAND_ROLES
-from rewrites.discovery.stated_laws import StatedEquation, count_operators, resize_sort
+from rewrites.discovery.small_terms import OPERAND_ROLES, state_variable
+from rewrites.discovery.stated_laws import StatedEquation, count_operators, resize_sort, try_law
+from rewrites.discovery.widened import widen_guards
 from rewrites.discovery.written import spell_side
 from rewrites.laws import EXACT_LAWS
-from rewrites.laws.law import Law, Sort, h, stand_in
+from rewrites.laws.law import Law, Sort, h
 from rewrites.laws.proving.values import VALUE_LAWS
 from rewrites.proofs.equations import TriedEquation
 from rewrites.proofs.open_attributes import close_term
@@ -43,7 +43,10 @@ ROUNDS = (
 MOST_OPERATORS = 4  # of a side, that discovery is asked for
 PROOF_NODES, HEADS = 2000, 2
 FOLLOWS, MISSED = "follows", "not reached in these rounds"
-COLUMNS = ("law", "operators", "standing", "axioms")
+EQUAL, WEAKER, TIGHTER, TOO_WEAK = "equal", "weaker than the found one", "tighter", "too weak"
+NARROWER = ", under a narrower guard"
+REASON = re.compile(r"True of .*", re.DOTALL)  # of a docstring, how far a law holds, and why its guard is tighter
+COLUMNS = ("law", "operators", "standing", "axioms", "guard", "why tighter")
 
 
 class SearchLaw(NamedTuple):
@@ -54,6 +57,14 @@ class SearchLaw(NamedTuple):
     operators: int
     standing: str
     axioms: str
+
+
+class ComparedGuard(NamedTuple):
+    """The guard of a law beside the widest that numbers do not refute, and why it is tighter, in the words of the law;
+    empty if it does not say."""
+
+    words: str
+    reason: str
 
 
 def discover(rounds: Sequence[tuple[tuple[str, ...], int]], tell: Callable[[str], object]) -> Discovery:
@@ -68,12 +79,7 @@ def equations_of(law: Law, heads: int | None = None) -> list[StatedEquation]:
     """Return the equations of a law, over symbols that have the facts of their sorts, in any number of heads or in so
     many."""
     sorts = {name: in_heads(sort, heads) if heads else sort for name, sort in law.variables.items()}
-    variables = {name: stand_in(name, sort) for name, sort in sorts.items()}
-    for name, sort in sorts.items():
-        if isinstance(symbol := variables[name], Operator):
-            called, into, out, known = symbol.args
-            facts = {*known, *(fact for fact in sort.facts if fact in PROPERTIES)}
-            variables[name] = Operator(symbol.kind, called, into, out, tuple(sorted(facts)))
+    variables = {name: state_variable(name, sort) for name, sort in sorts.items()}
     pairs = zip(*law.of(variables), strict=True)
     return [StatedEquation(left, right, count_operators(left) + count_operators(right)) for left, right in pairs]
 
@@ -94,9 +100,23 @@ def judge_laws(found: Sequence[FoundLaw], laws: Sequence[Law] = EXACT_LAWS) -> I
         most = max(count_operators(side) for one in equations for side in (one.left, one.right))
         same, standing = name_found(equations, found), name_standing(law, equations, most, deriver)
         if same:
-            standing = f"found as {same}{'' if standing == FOLLOWS else ', under a narrower guard'}"
+            standing = f"found as {same}{'' if standing == FOLLOWS else NARROWER}"
         axioms = name_axioms(law, equations) or name_axioms(law, equations_of(law, HEADS), f", of {HEADS} heads")
         yield SearchLaw(law.name, most, standing, axioms)
+
+
+def compare_guard(judged: SearchLaw, law: Law) -> ComparedGuard:
+    """Compare the guard of a law with the widest that numbers do not refute, one variable at a time. Facts that only
+    direct laws are no part of a guard here."""
+    base = try_law(law, 0)
+    if base.refuted:
+        return ComparedGuard(f"{TOO_WEAK}: {base.refuted}", "")
+    wider = widen_guards(law, 0).wider
+    if wider:
+        sorts = ", ".join(f"{name}: {sort}" for name, sort in wider.items())
+        reason = REASON.search(" ".join(law.doc.split()))
+        return ComparedGuard(f"{TIGHTER} than {sorts}", reason[0] if reason else "")
+    return ComparedGuard(WEAKER if judged.standing.endswith(NARROWER) else EQUAL, "")
 
 
 def name_found(equations: list[StatedEquation], found: Sequence[FoundLaw]) -> str:

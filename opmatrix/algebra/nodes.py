@@ -19,7 +19,7 @@ from opmatrix.algebra.positions.lags import Lag
 from opmatrix.algebra.positions.patterns import Pattern, causal, everyone, sequence
 from opmatrix.algebra.positions.visibility import check_scores
 from opmatrix.algebra.properties import PROPERTIES
-from opmatrix.algebra.shapes import LiveSize, N, Shape, ShapeError, as_int, brief, certain
+from opmatrix.algebra.shapes import LiveSize, N, Shape, ShapeError, T, as_int, brief, certain
 from opmatrix.algebra.term import KINDS, Body, Kind, Operator, adjoint
 
 ReadAt: TypeAlias = Any  # x where a term is read: a Shape, arrays, entries
@@ -430,7 +430,7 @@ def product(x: ReadAt, a: Operator, b: Operator, over: type = monoids.sum, where
     pattern one row of scores, such as `turn(k)` of one column, serves all rows."""
     u, v = a(x), b(x)
     u = fitted(u, a.term, u.size[0], v.size[0])
-    if where is not everyone and u.size[0] == 1:
+    if where is not everyone and u.size[0] == 1 and a.term.out.rows in (1, T):  # no row of another space
         u = x.act(const(1.0)).product(u, monoids.sum, everyone)
     if isinstance(u, Shape):
         check_scores(u, where)

@@ -1,5 +1,6 @@
 """Fingerprints of terms: the results of the oracle, rounded, on a few small ragged inputs. Sizes of the variables all
-differ, so that no equality of sizes passes for one of terms."""
+differ, so that no equality of sizes passes for one of terms. Terms with the same rounded results are compared once more
+in exact numbers, where both are polynomials or quotients of these."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -9,15 +10,30 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from opmatrix.algebra import monoids
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.shapes import ShapeError
 from opmatrix.algebra.term import KINDS, Operator
+from rewrites.discovery.exact_values import (
+    INEXACT,
+    ExactReader,
+    ExactResult,
+    differ_exactly,
+    draw_whole,
+    make_polynomial,
+)
 from rewrites.discovery.small_terms import FOLLOWS, LETTERS, OPEN_ATTRIBUTES, OVER, PROBED_BY, SmallTerm, variable
-from rewrites.discovery.witnesses import list_monoids
+from rewrites.discovery.witnesses import list_monoids, squared_share, squared_weights
 from rewrites.laws.law import INPUT, ROWS, choices, drawn, is_variable, list_ways, ragged
 
 DRAW_COUNT = 3  # draws of all variables that a fingerprint is made of
+EXACT_MONOIDS = {
+    "M": monoids.sumsq,
+    "L": monoids.sum,
+    "S": squared_share,
+    "N": squared_weights,
+}  # of those with the flags of a variable, one with exact results, if any has
 KEPT_DIGITS = 8  # of each number, relative to the largest one of a result
 
 DrawnValues: TypeAlias = dict[str, Any]  # variable -> an operator, a monoid or a pattern
@@ -55,6 +71,15 @@ class DrawnVariables:
 def drop_head(result: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return a result without the axis of a single head."""
     return result[0] if result.ndim == 3 and len(result) == 1 else result
+
+
+def draw_exact(seed: int) -> DrawnVariables:
+    """Draw all variables once as polynomials of whole numbers, and monoids that have exact results, if any has."""
+    rng = draw_whole(seed, DRAW_COUNT)
+    variables: DrawnValues = {name: make_polynomial(drawn(rng, sort, name, 0), sort) for name, sort in LETTERS.items()}
+    variables |= {name: draw_relation(name, 0) for name in ("E", "F")}
+    variables |= {name: choices(OPEN_ATTRIBUTES[name])[0] for name in ("P", "Q")} | EXACT_MONOIDS
+    return DrawnVariables(variables, rng.normal(size=(sum(ROWS), INPUT)), ragged())
 
 
 def draw_variables(seed: int) -> list[DrawnVariables]:
@@ -115,12 +140,22 @@ def apply_in_turn(at: Operator, term: Operator) -> Operator:
 
 @dataclass
 class Fingerprints:
-    """Results of terms in the draws of a seed, rounded. `left_out` counts the terms whose sizes do not fit, and those
-    with a result that is not finite."""
+    """Results of terms in the draws of a seed, rounded, and in the draw of exact numbers. `left_out` counts the terms
+    whose sizes do not fit, and those with a result that is not finite."""
 
     draws: list[DrawnVariables]
+    exact: DrawnVariables
     known: dict[tuple[Operator, int], bytes] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
+    apart: int = 0  # pairs with the same rounded results that exact numbers tell apart
+
+    @classmethod
+    def of(cls, seed: int) -> "Fingerprints":
+        """Return the fingerprints in the draws of a seed."""
+        return cls(draw_variables(seed), draw_exact(seed))
+
+    def __post_init__(self) -> None:
+        self.reader = ExactReader(self.exact.x, self.exact.batch)
 
     def at(self, term: Operator, draw: int) -> bytes:
         """Return the rounded result of a value in one draw; empty where it has none."""
@@ -149,8 +184,20 @@ class Fingerprints:
             return None
 
     def equal(self, one: Operator, other: Operator) -> bool:
-        """True if two values agree in every draw."""
-        return all(self.at(one, draw) == self.at(other, draw) != b"" for draw in range(len(self.draws)))
+        """True if two values agree in every draw, also in exact numbers where both have them."""
+        if any(self.at(one, draw) != self.at(other, draw) or not self.at(one, draw) for draw in range(len(self.draws))):
+            return False
+        differ = differ_exactly(self.read_exactly(one), self.read_exactly(other))
+        self.apart += differ
+        return not differ
+
+    def read_exactly(self, term: Operator) -> ExactResult | None:
+        """Return the exact result of a value; None where it has none."""
+        try:
+            polynomial = self.exact.over(term)
+        except INEXACT:
+            return None
+        return self.reader.read(polynomial)
 
 
 def round_off(result: NDArray[np.float64]) -> bytes:

@@ -12,7 +12,7 @@ from itertools import combinations, islice
 
 from opmatrix.algebra.term import Operator
 from rewrites.discovery.derived import Consequences
-from rewrites.discovery.fingerprints import Fingerprints, draw_variables, probed
+from rewrites.discovery.fingerprints import Fingerprints, probed
 from rewrites.discovery.proved_laws import prove_equation
 from rewrites.discovery.small_terms import (
     INTERCHANGEABLE,
@@ -26,6 +26,7 @@ from rewrites.discovery.small_terms import (
     variables_of,
 )
 from rewrites.discovery.stated_laws import StatedEquation, count_operators, judge
+from rewrites.discovery.widened import widen_equation
 from rewrites.laws.law import Law
 from rewrites.proofs.refute import instance
 
@@ -84,7 +85,7 @@ class Discovery:
     done: int = 0  # rounds that ended
 
     def __post_init__(self) -> None:
-        self.prints = Fingerprints(draw_variables(self.seed))
+        self.prints = Fingerprints.of(self.seed)
         self.deriver = Consequences()
 
     def rounds(self) -> Iterator[tuple[tuple[str, ...], int]]:
@@ -115,11 +116,15 @@ class Discovery:
         counts = RoundCounts(kinds, size)
         equations = sort_equations(self.agree(counts))
         counts.equations = len(equations)
+        self.take(equations, counts)
+        return counts
+
+    def take(self, equations: Sequence[StatedEquation], counts: RoundCounts) -> None:
+        """Take the laws among equations, in their order: those that hold and do not follow from laws before."""
         while equations := self.deriver.open_among(equations):
             first = equations.pop(0)
             if self.deriver.open_in_graph([first]):  # alone: many in one graph may spend its nodes
                 self.consider(first, counts)
-        return counts
 
     def agree(self, counts: RoundCounts) -> Iterator[StatedEquation]:
         """Yield the equations of terms that agree in fingerprints, each once in any letters. Only the first of equal
@@ -160,7 +165,7 @@ class Discovery:
 
     def consider(self, equation: StatedEquation, counts: RoundCounts) -> None:
         """Judge an equation that does not follow from the laws so far; take it if it holds and a graph can use it, of
-        one head or of several."""
+        one head or of several, under the widest guards that hold."""
         name = f"{equation.left.kind.name}_{len(self.laws) + 1}"
         verdict = judge(equation.law(name), self.seed)
         if verdict.unusable and {"s", "t"} & {*equation.names}:
@@ -173,7 +178,8 @@ class Discovery:
             counts.dropped["of no use to a graph"] += 1
         else:
             counts.laws += 1
-            self.laws.append(FoundLaw(equation.law(name), equation, verdict.trials, prove_equation(equation)))
+            equation, law = widen_equation(equation, name, self.seed)
+            self.laws.append(FoundLaw(law, equation, verdict.trials, prove_equation(equation)))
             self.deriver.add(equation.undirected(name))
 
     def drop_derived(self) -> None:

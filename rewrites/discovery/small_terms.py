@@ -123,12 +123,22 @@ def sort_of(name: str) -> Sort:
     return LETTERS[name] if name in LETTERS else OPEN_ATTRIBUTES[name]
 
 
-def variable(name: str) -> Operator:
-    """Return the symbol of a variable, with all facts of its sort."""
-    symbol: Operator = stand_in(name, LETTERS[name])
+def state_variable(name: str, sort: Sort) -> object:
+    """Return what stands for a variable of a sort in a term: a symbol with all facts of the sort, or, for an attribute,
+    its name."""
+    symbol = stand_in(name, sort)
+    if not isinstance(symbol, Operator):
+        return symbol
     called, into, out, known = symbol.args
-    facts = {fact for fact in LETTERS[name].facts if fact in PROPERTIES}
+    facts = {fact for fact in sort.facts if fact in PROPERTIES}
     return Operator(symbol.kind, called, into, out, tuple(sorted({*known, *facts})))
+
+
+def variable(name: str) -> Operator:
+    """Return the symbol of a variable of the pool."""
+    symbol = state_variable(name, LETTERS[name])
+    assert isinstance(symbol, Operator)
+    return symbol
 
 
 def flagged_name(name: str) -> FlaggedName:

@@ -3,7 +3,7 @@ check and at special ones."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from math import prod
 from typing import NamedTuple
 
@@ -13,9 +13,10 @@ from sympy import Expr, sympify
 
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
-from opmatrix.algebra.term import Operator
+from opmatrix.algebra.term import Operator, substitute
+from rewrites.discovery.exact_values import INEXACT, compare_exactly, draw_whole, make_polynomial
 from rewrites.discovery.fingerprints import DrawnValues, drop_head
-from rewrites.discovery.small_terms import sort_of, variables_of
+from rewrites.discovery.small_terms import sort_of, state_variable, variables_of
 from rewrites.discovery.witnesses import WITNESSES, list_monoids
 from rewrites.egraph.egraph import is_lone
 from rewrites.egraph.law_matches import build_over, describe_mismatch, find_mismatch
@@ -24,6 +25,7 @@ from rewrites.laws.law import ROWS, Law, Sides, Sort, apart, h, input_columns, k
 from rewrites.verify.user_laws import find_obstacle
 
 TRIALS, WITNESS_TRIALS = 40, 6  # most trials of a law in each situation, and with each witness
+EXACT_TRIALS, MOST_TRIED = 3, 40  # trials in fractions of a law, and draws among which they are looked for
 SIDES_APART = 1e-9  # the largest relative difference of its sides
 EQUAL_SIZES, LARGE_SIZES = dict.fromkeys((h, k, n, p, q), 4), {h: 2, k: 47, n: 38, p: 34, q: 41}
 
@@ -67,6 +69,7 @@ class StatedEquation:
     right: Operator
     size: int
     headed: bool = False  # scores, values and constants have several heads
+    widened: tuple[tuple[str, Sort], ...] = ()  # variables of wider sorts than those of the pool
 
     @property
     def names(self) -> list[str]:
@@ -77,7 +80,21 @@ class StatedEquation:
     def sorts(self) -> dict[str, Sort]:
         """The sort of each variable."""
         sorts = {name: sort_of(name) for name in self.names}
-        return {name: add_heads(sort) for name, sort in sorts.items()} if self.headed else sorts
+        sorts = {name: add_heads(sort) for name, sort in sorts.items()} if self.headed else sorts
+        return sorts | dict(self.widened)
+
+    def widen(self, name: str, sort: Sort) -> "StatedEquation":
+        """Return the equation with a variable of a wider sort."""
+        wider = replace(self, widened=(*self.widened, (name, sort)))
+        symbol = state_variable(name, drop_heads(sort))
+        if not isinstance(symbol, Operator):
+            return wider
+        by = {node: symbol for node in self.walk() if node.args[:1] == (name,)}
+        return replace(wider, left=substitute(self.left, by), right=substitute(self.right, by))
+
+    def walk(self) -> Iterator[Operator]:
+        """Yield the symbols of both sides."""
+        yield from (node for side in (self.left, self.right) for node in side.walk() if node.kind.name == "symbol")
 
     def law(self, name: str) -> Law:
         """Return the law of the equation, from the larger side to the smaller one; both ways where that ends."""
@@ -108,6 +125,11 @@ def add_heads(sort: Sort) -> Sort:
     return sort[(h, *sort.sizes)] if sort.name in ("value", "constant") else sort
 
 
+def drop_heads(sort: Sort) -> Sort:
+    """Return a sort of several heads as that of one head."""
+    return replace(sort, sizes=sort.sizes[1:]) if sort.sizes[:1] == (h,) and len(sort.sizes) > 1 else sort
+
+
 def count_operators(term: Operator) -> int:
     """Return the number of operators of a term."""
     return bool(term.children) + sum(map(count_operators, term.children))
@@ -133,23 +155,40 @@ def make_law(name: str, equation: StatedEquation, sorts: dict[str, Sort], both: 
     return Law(body, both=both)
 
 
-def judge(law: Law, seed: int) -> Verdict:
-    """Try a law in every situation, until it fails; then at the sizes that a graph may match."""
+def try_law(law: Law, seed: int) -> Verdict:
+    """Try a law in every situation, until it fails; then in fractions."""
     trials = 0
     for number, situation in enumerate(SITUATIONS):
+        if situation.magnitude > law.largest:
+            continue
         for difference in differences(law, situation, np.random.default_rng([seed, number])):
             if not difference <= SIDES_APART:
                 return Verdict(trials, f"{situation.words} the sides differ by {difference:.3g}")
             trials += 1
-    if not trials:
-        return Verdict(0, "the sides fit in no trial")
+    for difference in islice(exact_differences(law, seed), EXACT_TRIALS):
+        if difference:
+            return Verdict(trials, f"in fractions the sides differ by {difference:.3g}")
+        trials += 1
+    return Verdict(trials)
+
+
+def judge(law: Law, seed: int) -> Verdict:
+    """Try a law on numbers; if it holds, at the sizes that a graph may match."""
+    verdict = try_law(law, seed)
+    if verdict.refuted or not verdict.trials:
+        return verdict._replace(refuted=verdict.refuted or "the sides fit in no trial")
+    return verdict._replace(unusable=find_misuse(law))
+
+
+def find_misuse(law: Law) -> str:
+    """Say why no graph can use a law that holds, as at the sizes that one may match; empty if one can."""
     sorts = find_mismatch(law)
-    return Verdict(trials, "", find_obstacle(law) or (describe_mismatch(sorts) if sorts else ""))
+    return find_obstacle(law) or (describe_mismatch(sorts) if sorts else "")
 
 
 def differences(law: Law, situation: Situation, rng: np.random.Generator) -> Iterator[float]:
     """Yield the difference of the sides of a law in each trial of a situation in which they fit."""
-    sorts = {name: resize_sort(sort, situation.sizes) for name, sort in law.variables.items()}
+    sorts = {name: resize_sort(sort, situation.sizes) for name, sort in law.sorts.items()}
     batch = make_batch(situation.lengths)
     for variables in chain(draw_often(law, sorts, rng), draw_witnesses(law, sorts, rng)):
         try:
@@ -157,6 +196,19 @@ def differences(law: Law, situation: Situation, rng: np.random.Generator) -> Ite
             yield compare_at(sides, draw_input(situation, input_columns(sides), rng), batch)
         except (TypeError, ValueError, LookupError):
             continue
+
+
+def exact_differences(law: Law, seed: int) -> Iterator[float]:
+    """Yield the difference of the sides of a law, computed in fractions, in each of the first trials that has exact
+    results. Differences that floats cannot see are not 0."""
+    sorts, rng = law.sorts, draw_whole(seed)
+    for variables in islice(chain(draw_witnesses(law, sorts, rng), draw_often(law, sorts, rng)), MOST_TRIED):
+        try:
+            sides = law.of({name: make_polynomial(one, sorts[name]) for name, one in variables.items()})
+        except INEXACT:
+            continue
+        if (difference := compare_exactly(sides, rng)) is not None:
+            yield difference
 
 
 def draw_often(law: Law, sorts: dict[str, Sort], rng: np.random.Generator) -> Iterator[DrawnValues]:

@@ -1,7 +1,7 @@
 """Found laws as text: for people, and as a Python file of laws that `--laws` takes as it is."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from formats.core.errors import InputError
@@ -38,9 +38,7 @@ def write_laws(path: Path, laws: Sequence[FoundLaw], command: str, again: bool =
 def spell_file(laws: Sequence[FoundLaw], command: str) -> str:
     """Return the text of a file of laws."""
     used = {name for one in laws for name in list_functions_of(one)}
-    law_names = sorted(
-        {"law"} | {name for one in laws for sort in one.equation.sorts.values() for name in name_parts(sort)}
-    )
+    law_names = sorted({"law"} | {name for one in laws for sort in list_sorts(one) for name in name_parts(sort)})
     imports = [f"from rewrites.laws.law import {', '.join(law_names)}"]
     if used:
         imports.insert(0, f"from opmatrix.algebra.operators import {', '.join(sorted(used))}")
@@ -69,7 +67,12 @@ def restate(law: Law) -> StatedEquation:
     """Return the equation of a law that was read back."""
     (left,), (right,) = law.of({name: restate_variable(name, sort) for name, sort in law.variables.items()})
     headed = any(len(sort.sizes) > 1 and sort.name in ("value", "constant") for sort in law.variables.values())
-    return StatedEquation(left, right, count_operators(left) + count_operators(right), headed)
+    equation = StatedEquation(left, right, count_operators(left) + count_operators(right), headed)
+    pool = equation.sorts
+    for name, sort in law.variables.items():
+        if str(sort) != str(pool[name]):
+            equation = equation.widen(name, sort)
+    return equation
 
 
 def restate_variable(name: str, sort: Sort) -> object:
@@ -94,6 +97,8 @@ def spell_law(entry: FoundLaw) -> str:
     """Return the text of one law: its decorator, sorts, standing and both sides."""
     equation = entry.equation
     declared = ["both=True"] if entry.law.both else []
+    if entry.law.without:
+        declared.append(f"without=({', '.join(map(spell_counterexample, entry.law.without))},)")
     arguments = ", ".join(f"{name}: {sort}" for name, sort in equation.sorts.items())
     return "\n".join(
         [
@@ -105,12 +110,24 @@ def spell_law(entry: FoundLaw) -> str:
     )
 
 
+def spell_counterexample(sorts: Mapping[str, Sort]) -> str:
+    """Write wider sorts with which a law fails as Python."""
+    return f"dict({', '.join(f'{name}={sort}' for name, sort in sorts.items())})"
+
+
+def list_sorts(entry: FoundLaw) -> list[Sort]:
+    """Return the sorts that a law is written with, those of its counterexamples too."""
+    return [*entry.equation.sorts.values(), *(sort for other in entry.law.without for sort in other.values())]
+
+
 def describe_found(entry: FoundLaw) -> str:
-    """Return a law for people: name, statement, sorts, standing."""
+    """Return a law for people: name, statement, sorts, wider sorts with which it fails, standing."""
     arrow = "⇄" if entry.law.both else "→"
     sorts = ", ".join(f"{name}: {sort}" for name, sort in entry.equation.sorts.items())
     statement = f"{spell_side(entry.equation.left)} {arrow} {spell_side(entry.equation.right)}"
-    return f"{entry.law.name}\n    {statement}\n    where {sorts}\n    {entry.standing}"
+    fails = "; ".join(f"{name}: {sort}" for other in entry.law.without for name, sort in other.items())
+    lines = [statement, f"where {sorts}", *([f"fails with {fails}"] if fails else []), entry.standing]
+    return "\n    ".join([entry.law.name, *lines])
 
 
 def name_parts(sort: Sort) -> list[str]:

@@ -59,8 +59,8 @@ from rewrites.laws.law import (
 
 @law(phase=SIMPLIFY, canonical=True, source="linearity of the dot product", without=(dict(s=varying[1]),))
 def scale_scores(a: value[h, n], b: value[h, n], s: scalar):
-    """1/√d belongs to the queries: n numbers a row instead of one for each pair of tokens. Nothing but one number fits
-    both sides."""
+    """1/√d belongs to the queries: n numbers a row instead of one for each pair of tokens. True of a number for each
+    position, too; one number folds into a weight."""
     return product(a, turn(b)) @ (I * s), product(a @ (I * s), turn(b))
 
 
@@ -71,7 +71,8 @@ def scale_scores(a: value[h, n], b: value[h, n], s: scalar):
     without=(dict(R=operator[n, n]), dict(s=varying[1])),
 )
 def scale_rotated(x: value[h, n], R: rotation[n, n], s: scalar):
-    """1/√d passes a rotation by positions, on its way into the weight of the queries."""
+    """1/√d passes a rotation by positions, on its way into the weight of the queries. True of a number for each
+    position, too; one number folds."""
     return (x @ R) @ (I * s), (x @ (I * s)) @ R
 
 
@@ -89,7 +90,8 @@ def shift_scores(s: scores[h], t: level[h], v: value[h, n], M: over[shift_invari
 
 @law(phase=SIMPLIFY, canonical=True, source="Vaswani et al. 2017, eq. 1", without=(dict(t=scores[h]), dict(M=over)))
 def shift_biased(s: scores[h], t: level[h], b: distances[h], v: value[h, n], M: over[shift_invariant], P: where):
-    """A number that is added to a whole row drops before a bias by distance, too."""
+    """A number that is added to a whole row drops before a bias by distance, too. True of any b; of distances alone
+    few sums match."""
     return product((s + t) + b, v, M, P), product(s + b, v, M, P)
 
 
@@ -125,7 +127,8 @@ def absorb_keys(a: value[h, p], b: value[n], A: matrix[h, n, p]):
 
 @law(phase=SIMPLIFY, canonical=True, source="linearity in each row", without=(dict(s=varying[1]),))
 def scale_beside(a: value[h, n], b: value[h, p], s: scalar):
-    """1/√d of queries in two parts, such as one that is rotated and one that is not, belongs to each of them."""
+    """1/√d of queries in two parts, such as one that is rotated and one that is not, belongs to each of them. True of a
+    number for each position, too; one number folds."""
     return row(a, b) @ (I * s), row(a @ (I * s), b @ (I * s))
 
 

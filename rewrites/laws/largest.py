@@ -10,7 +10,8 @@ offset = Sort("column", ("column",))  # one number for each row
 
 @law(phase=SIMPLIFY, canonical=True, source="0 @ (I * c) = 0", without=(dict(c=varying[n]),))
 def scale_kept(s: value[n], y: value[n], c: constant[n], top: count):
-    """Columns are scaled behind the choice, where a scale may meet another."""
+    """Columns are scaled behind the choice, where a scale may meet another. True of rows by position, too, which are no
+    stored matrix."""
     return keep_top(s @ (I * c), y, top), keep_top(s, y, top) @ (I * c)
 
 

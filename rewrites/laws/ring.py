@@ -30,7 +30,8 @@ def associate(x: value[n], A: matrix[n, k], B: matrix[k, p]):
     phase=NORMALISE, canonical=True, source="near-ring: x @ (A * B) = (x @ A) * (x @ B)", without=(dict(c=varying[n]),)
 )
 def gain(x: value[n], c: constant[n]):
-    """Multiplying columns by constants is a diagonal matrix, so it folds like one."""
+    """Multiplying columns by constants is a diagonal matrix, so it folds like one. True of rows by position, too, which
+    are no stored matrix."""
     return x * c, x @ (I * c)
 
 

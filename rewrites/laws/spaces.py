@@ -59,7 +59,8 @@ def pick_of_columns(x: other[n], y: other[p], r: relation):
 
 @law(phase=SELECT, source=EARLY)
 def pick_of_bias(s: scores[h], b: distances[h], r: relation):
-    """Rows of scores with a bias by distance: the distances from the queries that are read."""
+    """Rows of scores with a bias by distance: the distances from the queries that are read. True of any b; other sums
+    are those of `pick_of_sum`."""
     return (s + b) @ pick(r), s @ pick(r) + b @ pick(r)
 
 

@@ -22,6 +22,7 @@ FILES = {
     "partition": 1,
     "planner": 3,
     "scans": 2,
+    "streaming": 1,
     "training": 3,
 }
 

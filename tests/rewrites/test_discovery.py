@@ -1,6 +1,9 @@
 """Laws that are found: they hold, are written as a file that is read back, and the laws of the search over the same
 kinds follow from them. Equations that hold on some sizes or inputs alone are refused."""
 
+from dataclasses import replace
+from itertools import islice
+
 import numpy as np
 import pytest
 from planted_equalities import CHANGES, LAWS, WRONG, list_planted
@@ -11,29 +14,55 @@ from opmatrix.algebra import monoids
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.relations import relation
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.operators import I, gelu, given, product, relu, row, turn, weight
+from opmatrix.algebra.operators import I, gelu, given, pick, product, relu, row, square, tanh, turn, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import KINDS, PROPERTIES, Operator
 from opmatrix.runtime.pricing import datasheet
 from rewrites.cli.commands import app
 from rewrites.discovery import rounds
 from rewrites.discovery.derived import Consequences
-from rewrites.discovery.fingerprints import Fingerprints, draw_variables
+from rewrites.discovery.exact_values import draw_whole, make_polynomial
+from rewrites.discovery.fingerprints import Fingerprints
 from rewrites.discovery.near import propose_near, tell_near
 from rewrites.discovery.priced_sides import SidePricer
 from rewrites.discovery.proved_laws import prove_equation
 from rewrites.discovery.rounds import Discovery, RoundCounts
 from rewrites.discovery.small_terms import FOLLOWS, OPERAND_ROLES, SmallTerm, flagged_name, read_kinds, variable
-from rewrites.discovery.stated_laws import StatedEquation, count_operators, judge
-from rewrites.discovery.written import spell_side, write_laws
+from rewrites.discovery.stated_laws import StatedEquation, count_operators, exact_differences, judge
+from rewrites.discovery.widened import list_wider, widen_equation, widen_guards
+from rewrites.discovery.written import restate, spell_side, write_laws
 from rewrites.explain.exploring.exploration import explore
 from rewrites.explain.exploring.payoffs import find_payoffs, price_laws
 from rewrites.laws import EXACT_LAWS
-from rewrites.laws.law import Law, Name, constant, find, law, matrix, n, p, scores, stand_in, value
+from rewrites.laws.law import (
+    Law,
+    Name,
+    column,
+    constant,
+    entrywise,
+    find,
+    law,
+    matrix,
+    mixing,
+    n,
+    normalised,
+    operator,
+    over,
+    p,
+    placed,
+    reflexive,
+    right_linear,
+    scalar,
+    scores,
+    stand_in,
+    value,
+    varying,
+    where,
+)
 from rewrites.verify.user_laws import load_laws
 
 x, y, c, r = (variable(name) for name in "xycr")
-A, C, U, s, t, a, e, f = (variable(name) for name in "ACUstaef")
+A, C, U, R, s, t, a, e, f = (variable(name) for name in "ACURstaef")
 M, S, N, P, Q = (flagged_name(name) for name in "MSNPQ")
 KINDS_OF_TEST = ("add", "mul", "compose")
 
@@ -115,6 +144,7 @@ def test_a_written_file_is_read_back(found, tmp_path):
     assert [one.name for one in declared.laws] == [one.law.name for one in discovery.laws]
     for one, other in zip(discovery.laws, declared.laws, strict=True):
         assert other.sides() == one.law.sides() and other.both == one.law.both
+        assert other.without == one.law.without and restate(other) == one.equation
     with pytest.raises(InputError, match="exists"):
         write_laws(tmp_path / "mine.py", discovery.laws, "opmatrix discover")
 
@@ -203,16 +233,71 @@ def test_proofs_use_axioms_alone():
     assert prove_equation(equation((x + y) @ A, x @ A + y @ A)) == ()
 
 
-def test_fingerprints_tell_terms_apart():
-    prints = Fingerprints(draw_variables(0))
+@pytest.fixture(scope="module")
+def prints():
+    return Fingerprints.of(0)
+
+
+def test_fingerprints_tell_terms_apart(prints):
     assert prints.equal(x + y, y + x) and prints.equal((x @ A) @ C, x @ (A @ C))
     assert not prints.equal(x + y, x * y) and not prints.equal((x + y) @ A, x @ A + y @ A)
     assert not prints.equal(product(s, x, S, P), product(s, x, N, Q))
 
 
+RELATED, LINEAR, PICKED = given(Name("E")), flagged_name("L"), pick(Name("F"))
+POLYNOMIALS = {
+    "a sum": (x + y, y + x),
+    "products of entries": (x * (y + c), x * y + x * c),
+    "an operator": ((x @ A) @ C, x @ (A @ C)),
+    "a matrix": ((x + y) @ U, x @ U + y @ U),
+    "a rotation": ((x + y) @ R, x @ R + y @ R),
+    "arrays": (product(a, e + f), product(a, e) + product(a, f)),
+    "transposes": (turn(product(a, e)), product(turn(e), turn(a))),
+    "rows side by side": (row(x + y, c), row(y + x, c)),
+    "a relation": (product(RELATED, x + y, LINEAR), product(RELATED, x, LINEAR) + product(RELATED, y, LINEAR)),
+    "rows of a relation": ((x + y) @ PICKED, x @ PICKED + y @ PICKED),
+    "a pattern": (product(s, x + y, LINEAR, P), product(s, x, LINEAR, P) + product(s, y, LINEAR, P)),
+    "a weighted mean": (product(s, x + c, N, Q), product(s, x, N, Q) + c),
+}
+
+
+@pytest.mark.parametrize("left, right", POLYNOMIALS.values(), ids=POLYNOMIALS)
+def test_polynomials_that_are_nearly_equal_are_told_apart(left, right, prints):
+    """By a factor of 1 + 2⁻⁴⁰ or 1 + 2⁻⁵⁰, which rounded numbers do not show."""
+    before = prints.apart
+    assert prints.equal(left, right) and differ_in_fractions(left, right) == [0.0, 0.0]
+    for near in (right @ (I * (1 + 2.0**-power)) for power in (40, 50)):
+        assert all(prints.at(left, draw) == prints.at(near, draw) for draw in range(len(prints.draws)))
+        assert not prints.equal(left, near) and min(differ_in_fractions(left, near)) > 0
+    assert prints.apart == before + 2
+
+
+def differ_in_fractions(left, right):
+    return [*islice(exact_differences(equation(left, right).law("near"), 0), 2)]
+
+
+def test_a_judgement_refuses_what_differs_in_fractions_alone():
+    verdict = judge(equation(x + y, (x + y) @ (I * (1 + 2.0**-45))).law("near"), 0)
+    assert verdict.trials > 100 and "in fractions the sides differ by" in verdict.refuted
+
+
+def test_exact_numbers_say_nothing_of_what_is_not_polynomial(prints):
+    bent, shifted = x @ gelu, product(s, x, S, P)
+    for term in (bent, shifted):
+        assert prints.read_exactly(term) is None and prints.equal(term, term @ (I * (1 + 2.0**-50)))
+
+
+def test_a_square_is_drawn_only_where_it_has_the_facts_of_its_sort():
+    rng = draw_whole(0)
+    assert make_polynomial(relu, operator[n, n]) is relu and make_polynomial(tanh, operator[n, n]) is square
+    with pytest.raises(TypeError, match="entrywise"):
+        make_polynomial(tanh, replace(entrywise, facts=("keeps_order",)))
+    assert {*rng.normal(size=(40, 5)).flat} == {-3, -2, -1, 1, 2, 3}
+
+
 def test_an_operator_that_fits_no_value_is_left_out():
     """A sum that takes half as many columns as a constant has."""
-    prints = Fingerprints(draw_variables(0))
+    prints = Fingerprints.of(0)
     misfit = SmallTerm(Operator(KINDS["add"], row(I, I), c), FOLLOWS, 2)
     assert prints.probe(misfit) is None and prints.left_out["do not fit"] == 1
     assert prints.probe(SmallTerm(I + I, FOLLOWS, 1)) is not None
@@ -268,6 +353,58 @@ def test_only_an_interrupted_run_of_the_same_command_goes_on(tmp_path):
     assert CliRunner().invoke(app, arguments).exit_code == 0
     for more in ([], ["--seed", "1"]):
         assert "no interrupted" in str(CliRunner().invoke(app, [*arguments, *more, "--resume"]).exception)
+
+
+# ---- guards
+
+NARROW = {
+    "a rotation": ((x + x) @ R, x @ (R + R), {}, [("R", operator[n, n])]),
+    "any operator in place of a rotation": (x @ (R + I), x + x @ R, {"R": operator[n, n]}, []),
+    "rows by position": (x @ (c * I), x * c, {"c": placed[n]}, [("c", varying[n])]),
+    "a flag of a monoid": (product(RELATED, x, N) @ U, product(RELATED, x @ U, N), {"N": over[right_linear]}, []),
+    "nothing to widen": (x + y, y + x, {}, []),
+}
+
+
+@pytest.mark.parametrize("left, right, wider, refuted", NARROW.values(), ids=NARROW)
+def test_guards_are_widened_until_a_counterexample_is_found(left, right, wider, refuted):
+    narrow = equation(left, right)
+    widened, found = widen_equation(narrow, "narrow", 0)
+    assert {name: str(sort) for name, sort in widened.widened} == {name: str(sort) for name, sort in wider.items()}
+    assert widened.sorts == found.variables
+    shown = [(name, sort) for other in found.without for name, sort in other.items()]
+    assert [(name, str(sort)) for name, sort in refuted] == [(name, str(sort)) for name, sort in shown][: len(refuted)]
+    found.check(np.random.default_rng(5))  # counterexamples fit, and fail
+
+
+def test_the_proof_of_a_wider_law_assumes_nothing_of_the_narrow_sort():
+    linear = equation((x + x) @ R, x @ R + x @ R)
+    assert prove_equation(linear) and not prove_equation(linear.widen("R", operator[n, n]))
+
+
+def test_a_wider_sort_asks_one_thing_less():
+    """A flag, or what follows from it; a fact; a column; of several facts each alone."""
+    acting = replace(operator, facts=("row_wise", "uniform"))[n, p]
+    steps = {
+        over[normalised]: [over[right_linear]],
+        over: [],
+        where[reflexive]: [where[()]],
+        matrix[n, p]: [operator[n, p]],
+        constant[n]: [placed[n]],
+        scalar: [placed[1], constant[n]],
+        column: [value[n]],
+        acting: [mixing[n, p], replace(operator, facts=("row_wise",))[n, p]],
+        value[n]: [],
+    }
+    assert {sort: [*list_wider(sort, [n])] for sort in steps} == steps
+
+
+def test_laws_of_the_search_have_the_counterexamples_that_widening_finds():
+    guards = widen_guards(find(EXACT_LAWS, "late_scale"), 0)
+    assert not guards.wider and [(name, str(sort)) for name, sort, _ in guards.refuted] == [
+        ("r", "value[n]"),
+        ("A", "operator[n, p]"),
+    ]
 
 
 # ---- what laws pay
