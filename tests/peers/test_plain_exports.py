@@ -49,6 +49,7 @@ MODELS = {  # models by name: the words of the class, of the config, its entries
     "xlm-roberta": ("XLMRobertaModel", "XLMRoberta", PADDED),
     "camembert": ("CamembertModel", "Camembert", PADDED),
     "distilbert": ("DistilBertModel", "DistilBert", DISTIL),
+    "nomic_bert": ("NomicBertModel", "NomicBert", BERT | dict(hidden_size=256)),
     "llama": ("LlamaForCausalLM", "Llama", LLAMA),
     "llama, tied": ("LlamaForCausalLM", "Llama", LLAMA | TIED | dict(head_dim=16)),
     "llama, hidden": ("LlamaModel", "Llama", LLAMA),
@@ -315,6 +316,11 @@ def with_format(program, name):
     first = sorted(used_by_products(program))[0]
     weights = dict(program.constants) | {first: FORMATS[name].approximate(program.constants[first].unpack())}
     return type(program)(program.steps, weights, program.outputs, program.meta)
+
+
+def test_whole_numbers_of_a_class_that_packs_its_products_are_refused(tmp_path):
+    with pytest.raises(InputError, match="is stored as int8, which is not written there"):
+        export_plain(with_format(exact_program(drawn("nomic_bert")), "int8"), tmp_path / "again")
 
 
 REFUSED = {

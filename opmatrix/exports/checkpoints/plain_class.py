@@ -2,7 +2,7 @@
 norms have a gain of one and a shift of zero where laws moved these into weights behind them. So the class with the
 program's own constants computes the same; whoever writes it compares both on rows of tokens."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,6 +21,7 @@ from opmatrix.files.gguf import TENSOR_TYPES
 from opmatrix.files.quantised import STORED
 from opmatrix.models.config import Settings
 from opmatrix.models.encoders.bert import LAYER_NAMES, SHORT
+from opmatrix.models.encoders.nomic import NOMIC_PARTS
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.program import Program, Step
 
@@ -31,6 +32,7 @@ CLASSES = {
     "xlm-roberta": "XLMRobertaModel",
     "camembert": "CamembertModel",
     "distilbert": "DistilBertModel",
+    "nomic_bert": "NomicBertModel",
     "llama": "LlamaModel",
     "mistral": "MistralModel",
     "qwen2": "Qwen2Model",
@@ -46,6 +48,8 @@ TABLE_NAMES = {
     "kinds": "token_type",
 }  # fields of a batch, and names of tables
 PICKED = "first", "last"  # poolings that choose a row
+PACKED = "packed"  # the part of a layer whose outputs are queries, keys and values behind one another
+PACKING_FAMILIES = frozenset({"nomic_bert"})
 TIED = 1e-6  # relative difference of a head from the table of tokens with gains
 
 
@@ -155,11 +159,17 @@ class PlainModel:
     tied: bool = False
     corrections: dict[str, LowRankCorrection] = field(default_factory=dict)
 
-    def note(self, name: str, product: PlainProduct) -> None:
-        """Note the weight of a product, and its correction if it has one."""
+    def note(self, name: str, product: PlainProduct, biased: bool) -> None:
+        """Note a product, with a bias of zeros where its class adds a row (`biased`) and it has none. Raises InputError
+        for a bias that its class has not."""
         self.tensors[f"{name}.weight"] = product.weight
         if product.correction is not None:
             self.corrections[name] = product.correction
+        if biased:
+            bias = np.zeros(len(product.weight.numbers), np.float32) if product.bias is None else product.bias
+            self.tensors[f"{name}.bias"] = StoredNumbers(bias)
+        elif product.bias is not None:
+            raise no_place(f"{name}.bias", "is a row that laws left behind a product")
 
 
 @contextmanager
@@ -182,6 +192,8 @@ def read_plain(program: Program, family: str, tied: bool, kept: Collection[str] 
     reader = ProgramReader(program, frozenset(kept))
     if family in BIASED_PARTS:
         return GatedReader(reader, BIASED_PARTS[family], family == "qwen3").read(tied)
+    if family in PACKING_FAMILIES:
+        return NormedBehindReader(reader, NOMIC_PARTS, "emb_ln", False).read()
     return NormedBehindReader(reader, SHORT if family == "distilbert" else LAYER_NAMES).read()
 
 
@@ -329,6 +341,16 @@ class ProgramReader:
                 factor = 1.0
             yield AttentionSteps(step, products, LayerSizes(0, heads, key_heads, columns), norms, factor)
 
+    def gated(self, name: str, where: str) -> tuple[PlainProduct, PlainProduct]:
+        """Return the products of a gate and of what it multiplies. Raises InputError for another unit."""
+        step = self.steps[name]
+        if layer_part(step) in ("weights", "entries") and "times" in step.operands:
+            one = step.output if layer_part(step) == "weights" else step.operands["x"]
+            other = step.operands["times"]
+            gate, up = (one, other) if "activation" in step.attributes else (other, one)
+            return self.product(gate), self.product(up)
+        raise no_place(where, "is no gated unit")
+
     def joined(self, attention: Step) -> str:
         """Return the value of all heads side by side."""
         return next((step.output for step in self.users(attention.output, part="flattening")), attention.output)
@@ -346,6 +368,31 @@ class ProgramReader:
 def turn_numbers(numbers: Floats, turned: bool) -> Floats:
     """Return a matrix, its transpose if it is turned, row by row in memory."""
     return np.ascontiguousarray(numbers.T if turned and numbers.ndim == 2 else numbers)
+
+
+def pack_products(products: Sequence[PlainProduct], name: str) -> PlainProduct:
+    """Return products of the same rows as one, their outputs behind one another. Raises InputError for a low-rank
+    product beside one of them."""
+    if any(product.correction is not None for product in products):
+        raise no_place(name, "has a low-rank product beside some of its outputs")
+    widths = [len(product.weight.numbers) for product in products]
+    rows = [
+        np.zeros(width, np.float32) if product.bias is None else product.bias
+        for product, width in zip(products, widths, strict=True)
+    ]
+    biased = any(product.bias is not None for product in products)
+    weight = pack_numbers([product.weight for product in products])
+    return PlainProduct(products[0].x, weight, np.concatenate(rows) if biased else None)
+
+
+def pack_numbers(parts: Sequence[StoredNumbers]) -> StoredNumbers:
+    """Return tensors (p, n) behind one another: in their number type if they have one, else widened."""
+    numbers, first = np.concatenate([part.numbers for part in parts]), parts[0]
+    blocks = [part.blocks for part in parts if part.blocks is not None]
+    if len({(part.number, part.blocks is None) for part in parts}) == 1:
+        return StoredNumbers(numbers, first.number, np.concatenate(blocks) if blocks else None, called=first.called)
+    called = [part.called or part.number.lower() for part in parts]
+    return StoredNumbers(numbers, called=f"{', '.join(dict.fromkeys(called))} in one tensor")
 
 
 def widen_integers(whole: WholeNumbers) -> Floats:
@@ -390,10 +437,13 @@ def plain_integers(constant: Format) -> WholeNumbers | None:
 @dataclass(frozen=True)
 class NormedBehindReader:
     """The layers of BERT's kin, each part of which is added to its input and normed behind that. `names`: those of the
-    parts in files."""
+    parts in files, where units with a gate have its name; `first`: that of the norm of the embedding; `biased`: products
+    add a row."""
 
     reader: ProgramReader
     names: Mapping[str, str]
+    first: str = "embeddings.LayerNorm"
+    biased: bool = True
 
     def read(self) -> PlainModel:
         """Read all layers."""
@@ -401,7 +451,7 @@ class NormedBehindReader:
         for at, name in enumerate(str(embed.attributes["fields"]).split(",")):
             model.tensors[f"embeddings.{TABLE_NAMES[name]}_embeddings.weight"] = self.reader.table(embed, at)
         width = model.tensors["embeddings.word_embeddings.weight"].numbers.shape[1]
-        self.norm(model, embed, "embeddings.LayerNorm", width)
+        self.norm(model, embed, self.first, width)
         stream = embed.output
         for number, (attention, products, sizes, norms, _) in enumerate(self.reader.attentions()):
             if norms:
@@ -409,26 +459,39 @@ class NormedBehindReader:
             of = {part: f"{self.names['layer']}.{number}.{name}" for part, name in self.names.items()}
             if {product.x for product in products.values()} != {stream}:
                 raise no_place(f"layer {number}", "attends to other rows than those of the layer before it")
-            for part, product in zip(("query", "key", "value"), products.values(), strict=True):
-                self.linear(model, of[part], product)
-            mixed = self.added(self.reader.joined(attention), stream, of["output"])
+            for part, product in self.projections(products, of).items():
+                model.note(of[part], product, self.biased)
+            mixed = self.added(stream, of["output"], self.reader.joined(attention))
             between = self.behind(model, mixed, of["output"], of["norm1"], width)
-            inner = self.reader.one(self.reader.users(between, part="weights"), of["up"])
-            up = self.reader.product(inner.output)
-            self.linear(model, of["up"], up)
-            down = self.added(inner.output, between, of["down"])
+            down = self.added(between, of["down"])
+            units = self.units(down.operands["x"], of)
+            for part, product in units.items():
+                model.note(of[part], product, self.biased)
             stream = self.behind(model, down, of["down"], of["norm2"], width)
-            model.layers.append(sizes._replace(units=len(up.weight.numbers)))
+            model.layers.append(sizes._replace(units=len(units["up"].weight.numbers)))
         return model
 
-    def added(self, x: str, stream: str, name: str) -> Step:
-        """Return the product of a value that is added to the stream."""
-        steps = self.reader.users(x, part="weights")
-        return self.reader.one((step for step in steps if step.operands.get("residual") == stream), name)
+    def projections(self, products: Mapping[str, PlainProduct], names: Mapping[str, str]) -> dict[str, PlainProduct]:
+        """Return the products of queries, keys and values by the parts that files have: three, or one."""
+        if PACKED in names:
+            return {PACKED: pack_products([*products.values()], names[PACKED])}
+        return dict(zip(("query", "key", "value"), products.values(), strict=True))
+
+    def units(self, name: str, names: Mapping[str, str]) -> dict[str, PlainProduct]:
+        """Return the products of hidden units by their parts: one, or two of which one is a gate."""
+        if "gate" not in names:
+            return {"up": self.reader.product(name)}
+        return dict(zip(("gate", "up"), self.reader.gated(name, names["up"]), strict=True))
+
+    def added(self, stream: str, name: str, x: str | None = None) -> Step:
+        """Return the product of a value, or of any, that is added to the stream."""
+        steps = (step for step in self.reader.program.steps if layer_part(step) == "weights")
+        summed = (step for step in steps if step.operands.get("residual") == stream)
+        return self.reader.one((step for step in summed if x is None or step.operands["x"] == x), name)
 
     def behind(self, model: PlainModel, step: Step, name: str, norm: str, width: int) -> str:
         """Note a product and the norm behind it; return the normed value."""
-        self.linear(model, name, self.reader.product(step.output))
+        model.note(name, self.reader.product(step.output), self.biased)
         if "eps" not in step.attributes:
             step = self.reader.one(self.reader.users(step.output, part="entries"), norm)
         self.norm(model, step, norm, width)
@@ -438,12 +501,6 @@ class NormedBehindReader:
         """Note the gain and the shift of a norm."""
         model.tensors[f"{name}.weight"] = self.reader.row(step, "gain", 1.0, width)
         model.tensors[f"{name}.bias"] = self.reader.row(step, "shift", 0.0, width)
-
-    def linear(self, model: PlainModel, name: str, product: PlainProduct) -> None:
-        """Note a product, with a bias of zeros where it has none."""
-        model.note(name, product)
-        bias = np.zeros(len(product.weight.numbers), np.float32) if product.bias is None else product.bias
-        model.tensors[f"{name}.bias"] = StoredNumbers(bias)
 
 
 SummedStream = tuple[object, ...]  # a sum of the residual stream: the products that were added to it, one after another
@@ -473,14 +530,14 @@ class GatedReader:
                 raise no_place(f"{at}.self_attn", "reads rows of several norms")
             self.norm(model, f"{at}.input_layernorm", read.pop(), stream, width)
             for part, product in products.items():
-                self.linear(model, f"{at}.self_attn.{part}_proj", product, part in self.biased)
+                model.note(f"{at}.self_attn.{part}_proj", product, part in self.biased)
             output, stream = self.added(f"{at}.self_attn.o_proj", stream, self.reader.joined(attention))
-            self.linear(model, f"{at}.self_attn.o_proj", output)
+            model.note(f"{at}.self_attn.o_proj", output, False)
             down, behind = self.added(f"{at}.mlp.down_proj", stream, None)
-            gate, up = self.gated(down.x, f"{at}.mlp")
+            gate, up = self.reader.gated(down.x, f"{at}.mlp")
             self.norm(model, f"{at}.post_attention_layernorm", gate.x, stream, width)
             for part, product in (("gate", gate), ("up", up), ("down", down)):
-                self.linear(model, f"{at}.mlp.{part}_proj", product)
+                model.note(f"{at}.mlp.{part}_proj", product, False)
             model.layers.append(sizes._replace(units=len(up.weight.numbers)))
             stream = behind
         self.end(model, stream, width, tied)
@@ -515,16 +572,6 @@ class GatedReader:
         [(behind, output)] = sums.items()
         return self.reader.product(output), behind
 
-    def gated(self, name: str, where: str) -> tuple[PlainProduct, PlainProduct]:
-        """Return the products of a gate and of what it multiplies. Raises InputError for another unit."""
-        step = self.reader.steps[name]
-        if layer_part(step) in ("weights", "entries") and "times" in step.operands:
-            one = step.output if layer_part(step) == "weights" else step.operands["x"]
-            other = step.operands["times"]
-            gate, up = (one, other) if "activation" in step.attributes else (other, one)
-            return self.reader.product(gate), self.reader.product(up)
-        raise no_place(where, "is no gated unit")
-
     def norm(self, model: PlainModel, name: str, value: str, stream: SummedStream, width: int) -> None:
         """Note the gain of a norm. Raises InputError unless the value is the norm of a stream."""
         step = self.reader.steps.get(value)
@@ -545,15 +592,6 @@ class GatedReader:
                 raise no_place(f"{name}.{part}_norm.bias", "is the shift of a norm")
             gain = self.reader.row(step, "gain", 1.0, columns)
             model.tensors[f"{name}.{part}_norm.weight"] = gain.scaled(factor) if part == "q" else gain
-
-    def linear(self, model: PlainModel, name: str, product: PlainProduct, biased: bool = False) -> None:
-        """Note a product. Raises InputError for a bias that its class has not."""
-        model.note(name, product)
-        if biased:
-            bias = np.zeros(len(product.weight.numbers), np.float32) if product.bias is None else product.bias
-            model.tensors[f"{name}.bias"] = StoredNumbers(bias)
-        elif product.bias is not None:
-            raise no_place(f"{name}.bias", "is a row that laws left behind a product")
 
     def end(self, model: PlainModel, stream: SummedStream, width: int, tied: bool) -> None:
         """Note the last norm, and the head behind it, or behind the last row of each text."""
