@@ -35,16 +35,6 @@ class Unpadded(ValueError):
     """A step without a reading of padded batches."""
 
 
-def unpadded(reason: str) -> PaddedReader:
-    """Return the reading of a kernel that has none. Raises Unpadded, with the reason, when it is called."""
-
-    def refuse(a: Arguments) -> Padded:
-        """Raise Unpadded."""
-        raise Unpadded(reason)
-
-    return refuse
-
-
 # ---- array functions besides those of numpy: arrays of a graph record them by name
 
 
@@ -226,7 +216,10 @@ class PaddedBatch:
         return choose(there, x)
 
     def shift_rows(self, x: Padded, k: int, state: Padded = None) -> Padded:
-        """Return the row k before each row of x (batch, heads, length, columns), zeros where there is none."""
+        """Return the row k before each row of x (batch, heads, length, columns), zeros where there is none. Raises
+        Unpadded for a state, as whole texts have none."""
+        if state is not None:
+            raise Unpadded("it reads the states of a session")
         return self.choose_rows(x, self.positions - k)
 
     def last_rows(self, x: Padded, state: Padded) -> Padded:
