@@ -1,7 +1,8 @@
 """A decoder as a graph: new rows of sequences, and the caches and states of the rows before them as inputs and outputs.
 
 The steps are those of the program's sessions (opmatrix/inference/cached.py), so what a session computes over caches of
-keys and values, and from states, is exported, for any family. One graph serves the prompt, before which no row is, and each step."""
+keys and values, and from states, is exported, for any family. One graph serves the prompt, before which no row is, and
+each step."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -101,8 +102,8 @@ def find_caches(program: Program) -> dict[str, ExportedCache]:
 def read_cached(program: Program, spelling: WeightSpelling = WIDENED) -> ProgramGraph:
     """Return the graph of a language model over caches: `input_ids` (batch, length) of new rows, `attention_mask`
     (batch, past + length) of all rows, and for each attention `past_key_values.N.key` and `.value` (batch, heads, past,
-    columns), to `logits` and `present.N.key` and `.value`; states are `past_conv.N` and `past_ssm.N` (batch, heads, rows,
-    columns), to `present_conv.N` and `present_ssm.N`. All are in float32. Raises InputError for a program that
+    columns), to `logits` and `present.N.key` and `.value`; states are `past_conv.N` and `past_ssm.N` (batch, heads,
+    rows, columns), to `present_conv.N` and `present_ssm.N`. All are in float32. Raises InputError for a program that
     gives no logits, and as `cached` and `read_program` do."""
     if not speaks(program):
         raise InputError("--caches: this program gives no logits of next tokens: caches are those of language models")

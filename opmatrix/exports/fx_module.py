@@ -13,18 +13,7 @@ from formats.core.errors import InputError
 from opmatrix.algebra.batch.signature import FLOAT, INTEGER
 from opmatrix.algebra.term import Operator
 from opmatrix.exports.cached_graph import read_cached
-from opmatrix.exports.graph import (
-    BATCH,
-    BOOL,
-    LENGTH,
-    PASSED,
-    PASSED_PART,
-    PAST,
-    TOTAL,
-    ArrayGraph,
-    ArrayNode,
-    RowPass,
-)
+from opmatrix.exports.graph import BATCH, BOOL, LENGTH, PASSED, PASSED_PART, PAST, TOTAL, ArrayGraph, ArrayNode, RowPass
 from opmatrix.exports.operator_graph import read_operator
 from opmatrix.exports.program_graph import ProgramGraph, live_nodes, read_program
 from opmatrix.runtime.declarations.padded import Padded

@@ -577,7 +577,9 @@ def record_pass(
     inner = ArrayGraph()
     inner.constants, inner.names, inner.held = graph.constants, graph.names, graph.held
     shapes = [x.shape for x in states] + [(x.shape[0], *x.shape[2:]) for x in rows]
-    symbols = [inner.enter(f"x{n}", shape, x.dtype) for n, (shape, x) in enumerate(zip(shapes, [*states, *rows], strict=True))]
+    symbols = [
+        inner.enter(f"x{n}", shape, x.dtype) for n, (shape, x) in enumerate(zip(shapes, [*states, *rows], strict=True))
+    ]
     behind, result = step(symbols[: len(states)], symbols[len(states) :])
     if any(node.operation == "constant" and node.shape for node in inner.nodes):
         raise Unpadded("a step of rows reads an array beside them")

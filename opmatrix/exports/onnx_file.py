@@ -88,7 +88,6 @@ class Writer:
         self.constants.setdefault(name, array)
         return name
 
-
     def all(self, nodes: Sequence[ArrayNode], numbers: Iterable[int], names: dict[int, str]) -> None:
         """Write nodes by their numbers, and note the names of their results."""
         for number in numbers:

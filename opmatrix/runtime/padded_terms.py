@@ -294,8 +294,8 @@ class PaddedReading:
         return self.of(finish_columns(over, reduce_all(over, masked, T)), shape)
 
     def pass_carriers(self, carrier: Carrier, over: type[Monoid], where: Pattern) -> Padded:
-        """Merge carriers (batch, heads, rows, columns) row after row, from the last result of a session's state if there
-        is one. Raises Unpadded for a pattern that is no prefix of a sequence, and a monoid that keeps all numbers."""
+        """Merge carriers (batch, heads, rows, columns) row after row, from the last result of a session's state if
+        there is one. Raises Unpadded for a pattern that is no prefix of a sequence, and a monoid that keeps all numbers."""
         if not where.prefix or over.width is None:
             raise Unpadded(f"a scan over {over.__name__} of rows where {where}")
         zeros = self.batch.zeros(int(carrier[0].shape[1]), int(carrier[0].shape[3]))
@@ -345,8 +345,8 @@ class PaddedReading:
 
 
 def as_heads(numbers: Padded) -> Padded:
-    """Return a row of numbers, (columns) or (1, columns), or one for each head, (heads, 1, columns), as an array of four
-    axes, (1, heads, 1, columns)."""
+    """Return a row of numbers, (columns) or (1, columns), or one for each head, (heads, 1, columns), as an array of
+    four axes, (1, heads, 1, columns)."""
     row = numbers if numbers.ndim > 1 else np.expand_dims(numbers, 0)
     return np.expand_dims(row if row.ndim == THREE_AXES else np.expand_dims(row, 0), 0)
 

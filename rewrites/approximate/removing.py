@@ -178,8 +178,8 @@ def check_removal(what: Sequence[str], file: object) -> None:
 
 
 def check_fit(model: Operator, what: Sequence[str], file: object, fit: Batch) -> None:
-    """Raise InputError, before any search, where no file is given to fit smaller models to and the rows of `fit` are too
-    few for the inputs of a weight that would lose some."""
+    """Raise InputError, before any search, where no file is given to fit smaller models to and the rows of `fit` are
+    too few for the inputs of a weight that would lose some."""
     if file is not None or not what:
         return
     for pair in every_coupled(model):

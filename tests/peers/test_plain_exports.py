@@ -113,6 +113,32 @@ def test_transformers_opens_a_program_as_its_class(tmp_path, name):
     assert relative(rows_of(opened), rows_of(model)) < 1e-5
 
 
+def summed_apart(program):
+    """The program with a step of its own for each sum of a product and its stream, and its norm, as some machines have
+    them; the stream is either operand."""
+    steps = []
+    for at, step in enumerate(program.steps):
+        if step.kernel == "linear" and "residual" in step.operands:
+            behind = {name: value for name, value in step.operands.items() if name in ("gain", "shift")}
+            product = {name: step.operands[name] for name in step.operands.keys() - behind.keys() - {"residual"}}
+            steps.append(Step("linear", product, {}, f"product{at}"))
+            both = step.operands["residual"], f"product{at}"
+            sides = dict(zip(("x", "residual"), both[:: 1 if at % 2 else -1], strict=True))
+            step = Step("pointwise", sides | behind, step.attributes, step.output)
+        steps.append(step)
+    return type(program)(steps, program.constants, program.outputs, program.meta)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_sums_may_be_steps_of_their_own(tmp_path, name):
+    program = exact_program(drawn(name))
+    apart = summed_apart(program)
+    assert len(apart.steps) == len(program.steps) + 4
+    export_plain(apart, tmp_path / "again")
+    opened = getattr(transformers, MODELS[name][0]).from_pretrained(tmp_path / "again").eval()
+    assert relative(rows_of(opened), program.exact([IDS], rounded=False)) < 1e-5
+
+
 def test_every_family_is_written_or_refused_by_name(tmp_path):
     program = exact_program(drawn("bert"))
     for family in FAMILIES.keys() - {name.split(",")[0] for name in MODELS}:

@@ -1,5 +1,5 @@
-"""BERT and NomicBert as GGUF files (llama.cpp, build_bert): keys, its pooling, and its word pieces, in which what begins a word
-is marked in place of what continues one. Inverts the reader's `encoder_config` and `word_pieces`."""
+"""BERT and NomicBert as GGUF files (llama.cpp, build_bert): keys, pooling, and word pieces, in which what begins a
+word is marked in place of what continues one. Inverts the reader's `encoder_config` and `word_pieces`."""
 
 import json
 from typing import TYPE_CHECKING

@@ -278,6 +278,9 @@ class ProgramReader:
             if INTEGERS in self.kept and turned and (whole := plain_integers(constant)) is not None:
                 return StoredNumbers(numbers, whole=whole, called=constant.name)
         kind = getattr(constant, "name", type(constant).__name__)
+        if INTEGERS in self.kept and isinstance(constant, Format) and len(parts := constant.integers()) == 1:
+            rest = constant.shape[0] % parts[0].group
+            kind += f" in groups of {parts[0].group} of {constant.shape[0]} inputs" if rest else ""
         raise InputError(f"{name} is stored as {kind}, which is not written there: give --onnx or --torch")
 
     def row(self, step: Step, operand: str, otherwise: float, width: int) -> StoredNumbers:
@@ -316,6 +319,23 @@ class ProgramReader:
                 pair = (self.weights(factor.operands["weight"]).numbers for factor in (thin, last))
                 return main, LowRankCorrection(*pair)
         return step, None
+
+    def summed(self, step: Step | None) -> tuple[str, Step] | None:
+        """Return the value that a step adds a product to, before a choice of rows, and the product, which may be the
+        step itself or one before it; None for another step."""
+        if step is None or "residual" not in step.operands:
+            return None
+        if layer_part(step) == "weights":
+            return self.before_choice(step.operands["residual"]), step
+        if layer_part(step) != "entries" or "times" in step.operands or "activation" in step.attributes:
+            return None
+        for added, stream in (("residual", "x"), ("x", "residual")):
+            product = self.steps.get(step.operands[added])
+            if product is None or layer_part(product) != "weights":
+                continue
+            if "residual" not in product.operands or self.corrected(product)[1] is not None:
+                return self.before_choice(step.operands[stream]), product
+        return None
 
     def attentions(self) -> Iterator["AttentionSteps"]:
         """Yield each step of attention with its products. Raises InputError for another step between them."""
@@ -437,8 +457,8 @@ def plain_integers(constant: Format) -> WholeNumbers | None:
 @dataclass(frozen=True)
 class NormedBehindReader:
     """The layers of BERT's kin, each part of which is added to its input and normed behind that. `names`: those of the
-    parts in files, where units with a gate have its name; `first`: that of the norm of the embedding; `biased`: products
-    add a row."""
+    parts in files, where units with a gate have its name; `first`: that of the norm of the embedding; `biased`:
+    products add a row."""
 
     reader: ProgramReader
     names: Mapping[str, str]
@@ -457,14 +477,14 @@ class NormedBehindReader:
             if norms:
                 raise no_place(f"layer {number}", "has norms of heads")
             of = {part: f"{self.names['layer']}.{number}.{name}" for part, name in self.names.items()}
-            if {product.x for product in products.values()} != {stream}:
+            if {self.reader.before_choice(product.x) for product in products.values()} != {stream}:
                 raise no_place(f"layer {number}", "attends to other rows than those of the layer before it")
             for part, product in self.projections(products, of).items():
                 model.note(of[part], product, self.biased)
-            mixed = self.added(stream, of["output"], self.reader.joined(attention))
-            between = self.behind(model, mixed, of["output"], of["norm1"], width)
+            output = self.added(stream, of["output"], self.reader.joined(attention))
+            between = self.behind(model, output, of["output"], of["norm1"], width)
             down = self.added(between, of["down"])
-            units = self.units(down.operands["x"], of)
+            units = self.units(down[1].operands["x"], of)
             for part, product in units.items():
                 model.note(of[part], product, self.biased)
             stream = self.behind(model, down, of["down"], of["norm2"], width)
@@ -483,15 +503,20 @@ class NormedBehindReader:
             return {"up": self.reader.product(name)}
         return dict(zip(("gate", "up"), self.reader.gated(name, names["up"]), strict=True))
 
-    def added(self, stream: str, name: str, x: str | None = None) -> Step:
-        """Return the product of a value, or of any, that is added to the stream."""
-        steps = (step for step in self.reader.program.steps if layer_part(step) == "weights")
-        summed = (step for step in steps if step.operands.get("residual") == stream)
-        return self.reader.one((step for step in summed if x is None or step.operands["x"] == x), name)
+    def added(self, stream: str, name: str, x: str | None = None) -> tuple[Step, Step]:
+        """Return the step that adds a product of a value, or of any, to the stream, and the product."""
+        products = dict[str, Step]()
+        for step in self.reader.program.steps:
+            pair = self.reader.summed(step)
+            if pair is not None and pair[0] == stream and (x is None or pair[1].operands["x"] == x):
+                products[step.output] = pair[1]
+        step = self.reader.one((self.reader.steps[output] for output in products), name)
+        return step, products[step.output]
 
-    def behind(self, model: PlainModel, step: Step, name: str, norm: str, width: int) -> str:
-        """Note a product and the norm behind it; return the normed value."""
-        model.note(name, self.reader.product(step.output), self.biased)
+    def behind(self, model: PlainModel, summed: tuple[Step, Step], name: str, norm: str, width: int) -> str:
+        """Note a product and the norm behind its sum with the stream; return the normed value."""
+        step, product = summed
+        model.note(name, self.reader.product(product.output), self.biased)
         if "eps" not in step.attributes:
             step = self.reader.one(self.reader.users(step.output, part="entries"), norm)
         self.norm(model, step, norm, width)
@@ -525,10 +550,8 @@ class GatedReader:
         for number, (attention, products, sizes, norms, factor) in enumerate(self.reader.attentions()):
             at = f"layers.{number}"
             self.head_norms(model, f"{at}.self_attn", norms, sizes.columns, factor)
-            read = {self.reader.before_choice(product.x) for product in products.values()}
-            if len(read) != 1:
-                raise no_place(f"{at}.self_attn", "reads rows of several norms")
-            self.norm(model, f"{at}.input_layernorm", read.pop(), stream, width)
+            for value in {self.reader.before_choice(product.x): None for product in products.values()}:
+                self.norm(model, f"{at}.input_layernorm", value, stream, width)
             for part, product in products.items():
                 model.note(f"{at}.self_attn.{part}_proj", product, part in self.biased)
             output, stream = self.added(f"{at}.self_attn.o_proj", stream, self.reader.joined(attention))
@@ -546,27 +569,25 @@ class GatedReader:
     def stream(self, name: str) -> SummedStream:
         """Return the stream that a value is, before a norm of the same step."""
         step = self.reader.steps.get(name := self.reader.before_choice(name))
-        if step is None or layer_part(step) != "weights" or "residual" not in step.operands:
+        if (summed := self.reader.summed(step)) is None:
             return (name,)
-        added = (self.reader.alike(step.operands[name]) for name in ("weight", "bias") if name in step.operands)
-        return (*self.stream(step.operands["residual"]), *added)
+        before, product = summed
+        added = (self.reader.alike(product.operands[name]) for name in ("weight", "bias") if name in product.operands)
+        return (*self.stream(before), *added)
 
     def normed_stream(self, name: str) -> SummedStream:
         """Return the stream that a value is the norm of."""
         step = self.reader.steps[name]
-        return self.stream(step.operands["x"] if layer_part(step) == "entries" else name)
+        return self.stream(step.operands["x"] if self.reader.summed(step) is None else name)
 
     def added(self, name: str, stream: SummedStream, x: str | None) -> tuple[PlainProduct, SummedStream]:
         """Return the product of `x`, or of any value, that is added to a stream, and the sum. It may be two steps, one
         of which gives the norm of the sum."""
-        sums = {
-            self.stream(step.output): step.output
-            for step in self.reader.program.steps
-            if layer_part(step) == "weights"
-            and "residual" in step.operands
-            and self.stream(step.operands["residual"]) == stream
-            and (x is None or step.operands["x"] == x)
-        }
+        sums = dict[SummedStream, str]()
+        for step in self.reader.program.steps:
+            pair = self.reader.summed(step)
+            if pair is not None and self.stream(pair[0]) == stream and (x is None or pair[1].operands["x"] == x):
+                sums[self.stream(step.output)] = pair[1].output
         if len(sums) != 1:
             raise no_place(name, f"is {len(sums) or 'no'} products that are added to their layer")
         [(behind, output)] = sums.items()
@@ -580,7 +601,9 @@ class GatedReader:
         rows = {"shift", "bias"} if layer_part(step) == "entries" else {"shift"}
         if odd := step.operands.keys() & rows:
             raise no_place(f"{name}.bias", f"is the {min(odd)} of a norm")
-        model.tensors[f"{name}.weight"] = self.reader.row(step, "gain", 1.0, width)
+        gain = self.reader.row(step, "gain", 1.0, width)
+        if not np.array_equal(model.tensors.setdefault(f"{name}.weight", gain).numbers, gain.numbers):
+            raise no_place(name, "has several gains")
 
     def head_norms(self, model: PlainModel, name: str, norms: Mapping[str, Step], columns: int, factor: float) -> None:
         """Note the gains of norms of heads, those of queries times the factor of scores. Raises InputError for a norm

@@ -182,8 +182,8 @@ def read_empty(a: Arguments, of: Arguments) -> Iterator[RowState]:
 
 
 def pass_padded(a: Arguments, before: Padded, q: Padded, whole: bool = False) -> tuple[Padded, Padded]:
-    """Pass keys, values, decays and betas (batch, length, heads, columns) through a state (batch, heads, d, e). Return the
-    last state, and what queries read: each of the state behind its row, or (`whole`) of the last."""
+    """Pass keys, values, decays and betas (batch, length, heads, columns) through a state (batch, heads, d, e). Return
+    the last state, and what queries read: each of the state behind its row, or (`whole`) of the last."""
     heads = before.shape[1]
     decays = a.decays
     if a.rates is not None:

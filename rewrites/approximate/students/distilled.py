@@ -209,11 +209,9 @@ def teach(
     return from_torch(module), state
 
 
-def describe_lesson(
-    teacher: Teacher, text: str | Path, pupil: Pupil, module: "GraphModule", plan: TrainingPlan
-) -> str:
-    """Return the digest of what a training file belongs to: the model, the text and where it is cut, the student and its
-    sizes, the order of texts."""
+def describe_lesson(teacher: Teacher, text: str | Path, pupil: Pupil, module: "GraphModule", plan: TrainingPlan) -> str:
+    """Return the digest of what a training file belongs to: the model, the text and where it is cut, the student and
+    its sizes, the order of texts."""
     checkpoint, shapes = teacher.checkpoint, {name: [*tensor.shape] for name, tensor in module.state_dict().items()}
     student = pupil.source.hash if isinstance(pupil.source, Program) else pupil.removed
     tokens = [sum(len(row) for row, _ in rows) for rows in (teacher.text.train, teacher.text.choose)]
