@@ -295,7 +295,8 @@ class PaddedReading:
 
     def pass_carriers(self, carrier: Carrier, over: type[Monoid], where: Pattern) -> Padded:
         """Merge carriers (batch, heads, rows, columns) row after row, from the last result of a session's state if
-        there is one. Raises Unpadded for a pattern that is no prefix of a sequence, and a monoid that keeps all numbers."""
+        there is one. Raises Unpadded for a pattern that is no prefix of a sequence, and for a monoid that keeps all
+        numbers."""
         if not where.prefix or over.width is None:
             raise Unpadded(f"a scan over {over.__name__} of rows where {where}")
         zeros = self.batch.zeros(int(carrier[0].shape[1]), int(carrier[0].shape[3]))

@@ -74,8 +74,8 @@ class FileParts(NamedTuple):
 
 def export_gguf(program: Program, target: str | Path) -> str:
     """Write a program of LLaMA's kin, of BERT or of NomicBert as a GGUF file; return what was written, in words. Raises
-    InputError without the package gguf, for a program that such a file cannot hold, named by step, tensor or layer, and for a
-    target that exists or cannot be written."""
+    InputError without the package gguf, for a program that such a file cannot hold, named by step, tensor or layer, and
+    for a target that exists or cannot be written."""
     with naming("--gguf"):
         if find_spec("gguf") is None:
             raise InputError("it needs the package gguf: pip install 'opmatrix[export]'")
