@@ -32,7 +32,7 @@ from opmatrix.runtime.program import Program
 OPERAND_NAMES = {"k": "key", "v": "value"}  # operands of attention, by their names in other libraries
 PAST_NAME, PRESENT_NAME = "past_key_values", "present"
 STATE_KINDS = {"keep_rows": "conv", "keep_states": "ssm"}  # kernels that write states, by names of other libraries
-SCANNED = "ssm"  # the name of a state that is the last result of a scan
+SCAN_STATE = "ssm"  # the name of a state that is the last result of a scan
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def find_states(decoder: Program) -> dict[str, ExportedCache]:
         heads, numbers = call.shape.heads, call.shape.cols
         columns = call.bound.x.cols if step.kernel == "keep_rows" else call.bound.v.cols
         scanned = any(step.operands.get("x") == one.output and one.kernel == "carried_scan" for one in decoder.steps)
-        kind = SCANNED if scanned else STATE_KINDS[step.kernel]
+        kind = SCAN_STATE if scanned else STATE_KINDS[step.kernel]
         past, present = (f"{when}_{kind}.{counts[kind]}" for when in ("past", PRESENT_NAME))
         states[ports[step.output]] = ExportedCache(past, present, heads, numbers // columns, columns)
         counts[kind] += 1

@@ -83,7 +83,7 @@ def make_module(read: ProgramGraph, source: "Program | Operator | None" = None) 
             body = f"row_{number}"
             root.add_module(body, make_step(torch, operations, read.graph, node.attributes[0]))
             count = len(node.attributes[0].states)
-            values[number] = graph.call_function(pass_rows, (graph.get_attr(body), count, *operands))
+            values[number] = graph.call_function(run_passed, (graph.get_attr(body), count, *operands))
             continue
         values[number] = operations[node.operation](Calls(torch, graph, node), *operands)
     outputs = {name: values[symbol.number] for name, symbol in read.outputs.items()}
@@ -279,7 +279,7 @@ def mark_largest(x: Padded, k: int) -> Padded:
     return order.argsort(-1) < k
 
 
-def pass_rows(step: TorchFunction, count: int, *operands: Padded) -> Sequence[Padded]:
+def run_passed(step: TorchFunction, count: int, *operands: Padded) -> Sequence[Padded]:
     """Pass rows (batch, length, ..) through so many states: return the last ones, and the results of all rows. A loop,
     or torch's own operation of a loop where it is compiled or exported."""
     import torch

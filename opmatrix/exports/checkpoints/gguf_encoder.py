@@ -8,7 +8,8 @@ import numpy as np
 
 from formats.core.errors import InputError
 from opmatrix.exports.checkpoints.gguf_tokens import TokenKeys, list_tokens
-from opmatrix.exports.checkpoints.plain_class import LayerSizes, PlainModel, StoredNumbers, no_place
+from opmatrix.exports.checkpoints.plain_class import LayerSizes, PlainModel, no_place
+from opmatrix.exports.checkpoints.stored_numbers import StoredNumbers
 from opmatrix.files.directory.gguf_words import INNER_MARK, SPACE, unmarked
 from opmatrix.files.directory.merges import KEY
 from opmatrix.files.gguf import ENCODER_FILES, LAYER_NORM, POOLING, POOLING_MODES, ROTATION_KEYS

@@ -26,7 +26,6 @@ from opmatrix.exports.checkpoints.plain_class import (
     BLOCKS,
     LayerSizes,
     PlainModel,
-    StoredNumbers,
     check_uniform,
     describe_sizes,
     is_tied,
@@ -35,6 +34,7 @@ from opmatrix.exports.checkpoints.plain_class import (
     read_plain,
 )
 from opmatrix.exports.checkpoints.plain_files import check_written, compare_plain, narrow_numbers, plain_config
+from opmatrix.exports.checkpoints.stored_numbers import StoredNumbers
 from opmatrix.exports.exported_files import fresh_files
 from opmatrix.files.checkpoint import Checkpoint
 from opmatrix.files.gguf import FREQUENCIES

@@ -27,7 +27,6 @@ from opmatrix.exports.checkpoints.plain_class import (
     PACKING_FAMILIES,
     LayerSizes,
     PlainModel,
-    StoredNumbers,
     check_uniform,
     describe_sizes,
     is_tied,
@@ -35,6 +34,7 @@ from opmatrix.exports.checkpoints.plain_class import (
     no_place,
     read_plain,
 )
+from opmatrix.exports.checkpoints.stored_numbers import StoredNumbers
 from opmatrix.exports.exported_files import fresh_files
 from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.files.directory.declared import KNOWN

@@ -213,7 +213,7 @@ class PaddedBatch:
         """Return the rows of x (batch, heads, length, columns) at positions (batch, rows), zeros where there is none:
         a product with zeros and ones."""
         there = np.expand_dims(self.valid, 1) & (np.expand_dims(self.positions, 1) == np.expand_dims(at, 2))
-        return choose(there, x)
+        return take_named(there, x)
 
     def shift_rows(self, x: Padded, k: int, state: Padded = None) -> Padded:
         """Return the row k before each row of x (batch, heads, length, columns), zeros where there is none. Raises
@@ -258,7 +258,7 @@ class CachedBatch(PaddedBatch):
         """Return the rows at positions (batch, rows) of new rows x (batch, heads, length, columns), or of the last rows
         before them in a state."""
         held = self.begun + np.arange(-state.shape[2], 0)
-        before = choose(np.expand_dims(held, 1) == np.expand_dims(at, 2), state)
+        before = take_named(np.expand_dims(held, 1) == np.expand_dims(at, 2), state)
         return before + self.choose_rows(x, at)
 
     def shift_rows(self, x: Padded, k: int, state: Padded = None) -> Padded:
@@ -282,7 +282,7 @@ class CachedBatch(PaddedBatch):
         return np.swapaxes(cache, 1, 2)
 
 
-def choose(there: Padded, x: Padded) -> Padded:
+def take_named(there: Padded, x: Padded) -> Padded:
     """Return the row of x (batch, heads, n, columns) that each of m rows names in `there` (batch, m, n), zeros where it
     names none: (batch, heads, m, columns)."""
     return np.expand_dims(np.where(there, 1.0, 0.0), 1) @ x
