@@ -31,7 +31,7 @@ from opmatrix.runtime.recorded import least_limits
 from rewrites.approximate.block_errors import BlockTrials, SparseAttentionTrials
 from rewrites.approximate.error_levels import Front, count_methods, describe_methods
 from rewrites.approximate.proposals import ERRORS_OF, NEAR_FRONT, Choices, propose_methods
-from rewrites.approximate.removing import check_removal, kinds_removed
+from rewrites.approximate.removing import check_fit, check_removal, kinds_removed
 from rewrites.approximate.trials import BY_PULLBACK, BY_RUNS
 from rewrites.approximate.variants import Pruning, Variant, carry_methods, choose_pruned
 from rewrites.egraph.layers import outputs
@@ -206,6 +206,8 @@ def optimize(
             f"remove: {', '.join(remove)}: a model of several outputs, {', '.join(outputs(operator))}, "
             "has no smaller ones: leave it out, or give one operator"
         )
+    if isinstance(operator, Operator):
+        check_fit(operator, remove, calibrate, workload.fit)
     if machine is None:
         with report.phase("machine") as progress:
             machine = calibrated(progress, *(batch for _, batch in workload.shares))

@@ -1,8 +1,10 @@
-"""A decoder as a graph: new rows of sequences, and the keys and values of the rows before them as inputs and outputs.
+"""A decoder as a graph: new rows of sequences, and the caches and states of the rows before them as inputs and outputs.
 
 The steps are those of the program's sessions (opmatrix/inference/cached.py), so what a session computes over caches of
-keys and values is exported, for any family. One graph serves the prompt, before which no row is, and each step."""
+keys and values, and from states, is exported, for any family. One graph serves the prompt, before which no row is, and
+each step."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,20 +31,26 @@ from opmatrix.runtime.program import Program
 
 OPERAND_NAMES = {"k": "key", "v": "value"}  # operands of attention, by their names in other libraries
 PAST_NAME, PRESENT_NAME = "past_key_values", "present"
+STATE_KINDS = {"keep_rows": "conv", "keep_states": "ssm"}  # kernels that write states, by names of other libraries
+SCAN_STATE = "ssm"  # the name of a state that is the last result of a scan
 
 
 @dataclass(frozen=True)
 class ExportedCache:
-    """A cache of an export: its input and its output, and its heads and columns."""
+    """A cache of an export, or a state, which has the same rows at any length: its input and its output, its heads,
+    rows (PAST for those of a cache) and columns."""
 
     past: str
     present: str
     heads: int
+    rows: int | str
     columns: int
 
     def zeros(self, sequences: int, past: int = 0) -> Numeric:
-        """Return a cache of so many rows of sequences, (sequences, heads, past, columns): by default before any."""
-        return np.zeros((sequences, self.heads, past, self.columns), np.float32)
+        """Return a cache of so many rows of sequences, (sequences, heads, past, columns): by default before any; or a
+        state before any."""
+        rows = past if isinstance(self.rows, str) else self.rows
+        return np.zeros((sequences, self.heads, rows, self.columns), np.float32)
 
 
 def name_caches(decoder: Program) -> dict[str, str]:
@@ -59,23 +67,43 @@ def name_caches(decoder: Program) -> dict[str, str]:
     return names
 
 
+def find_states(decoder: Program) -> dict[str, ExportedCache]:
+    """Return the states of a program with state by their ports: last rows of a value that is shifted (`conv`), the last
+    result of a scan or the sums of a recurrence (`ssm`), each kind numbered from 0."""
+    ports = {after: port for port, after in decoder.state.items()}
+    states, counts = dict[str, ExportedCache](), Counter[str]()
+    for step, call in zip(decoder.steps, decoder.schedule.calls[decoder.schedule.first :], strict=True):
+        if step.kernel not in STATE_KINDS:
+            continue
+        heads, numbers = call.shape.heads, call.shape.cols
+        columns = call.bound.x.cols if step.kernel == "keep_rows" else call.bound.v.cols
+        scanned = any(step.operands.get("x") == one.output and one.kernel == "carried_scan" for one in decoder.steps)
+        kind = SCAN_STATE if scanned else STATE_KINDS[step.kernel]
+        past, present = (f"{when}_{kind}.{counts[kind]}" for when in ("past", PRESENT_NAME))
+        states[ports[step.output]] = ExportedCache(past, present, heads, numbers // columns, columns)
+        counts[kind] += 1
+    return states
+
+
 def find_caches(program: Program) -> dict[str, ExportedCache]:
-    """Return the caches that the export of a program has, by their ports. Raises InputError for a program without an
-    equivalent over caches of keys and values alone."""
+    """Return the caches and states that the export of a program has, by their ports. Raises InputError for a program
+    without an equivalent over these."""
     decoder, caches = program.decode_with(FLOAT), dict[str, ExportedCache]()
-    names = name_caches(decoder)
+    names, states = name_caches(decoder), find_states(decoder)
     for port in decoder.inputs:
-        if port.name not in names:
-            raise InputError(f"{port.name}: it is no cache of keys or values: --caches exports these alone")
-        name = names[port.name]
-        caches[port.name] = ExportedCache(f"{PAST_NAME}.{name}", f"{PRESENT_NAME}.{name}", port.heads, port.columns)
+        if port.name in states:
+            caches[port.name] = states[port.name]
+            continue
+        past, present = (f"{when}.{names[port.name]}" for when in (PAST_NAME, PRESENT_NAME))
+        caches[port.name] = ExportedCache(past, present, port.heads, PAST, port.columns)
     return caches
 
 
 def read_cached(program: Program, spelling: WeightSpelling = WIDENED) -> ProgramGraph:
     """Return the graph of a language model over caches: `input_ids` (batch, length) of new rows, `attention_mask`
     (batch, past + length) of all rows, and for each attention `past_key_values.N.key` and `.value` (batch, heads, past,
-    columns), to `logits` and `present.N.key` and `.value`. Caches are in float32. Raises InputError for a program that
+    columns), to `logits` and `present.N.key` and `.value`; states are `past_conv.N` and `past_ssm.N` (batch, heads,
+    rows, columns), to `present_conv.N` and `present_ssm.N`. All are in float32. Raises InputError for a program that
     gives no logits, and as `cached` and `read_program` do."""
     if not speaks(program):
         raise InputError("--caches: this program gives no logits of next tokens: caches are those of language models")
@@ -83,7 +111,7 @@ def read_cached(program: Program, spelling: WeightSpelling = WIDENED) -> Program
     inputs = {IDS: graph.enter(IDS), MASK: graph.enter(MASK, (BATCH, TOTAL))}
     kinds = graph.enter(TYPE_IDS)
     pasts = {
-        cache.past: graph.enter(cache.past, (BATCH, cache.heads, PAST, cache.columns), FLOAT)
+        cache.past: graph.enter(cache.past, (BATCH, cache.heads, cache.rows, cache.columns), FLOAT)
         for cache in caches.values()
     }
     constants = GraphConstants(decoder, graph, spelling)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from operator import getitem
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from formats.core.errors import InputError
 from opmatrix.algebra.batch.signature import FLOAT, INTEGER
 from opmatrix.algebra.term import Operator
 from opmatrix.exports.cached_graph import read_cached
-from opmatrix.exports.graph import BATCH, BOOL, LENGTH, PAST, TOTAL, ArrayGraph, ArrayNode
+from opmatrix.exports.graph import BATCH, BOOL, LENGTH, PASSED, PASSED_PART, PAST, TOTAL, ArrayGraph, ArrayNode, RowPass
 from opmatrix.exports.operator_graph import read_operator
 from opmatrix.exports.program_graph import ProgramGraph, live_nodes, read_program
 from opmatrix.runtime.declarations.padded import Padded
@@ -78,6 +79,12 @@ def make_module(read: ProgramGraph, source: "Program | Operator | None" = None) 
             values[number] = graph.get_attr(attributes[name])
             continue
         operands = [values[operand] for operand in node.operands]
+        if node.operation == PASSED:
+            body = f"row_{number}"
+            root.add_module(body, make_step(torch, operations, read.graph, node.attributes[0]))
+            count = len(node.attributes[0].states)
+            values[number] = graph.call_function(run_passed, (graph.get_attr(body), count, *operands))
+            continue
         values[number] = operations[node.operation](Calls(torch, graph, node), *operands)
     outputs = {name: values[symbol.number] for name, symbol in read.outputs.items()}
     graph.output(next(iter(outputs.values())) if len(outputs) == 1 else outputs)
@@ -85,6 +92,25 @@ def make_module(read: ProgramGraph, source: "Program | Operator | None" = None) 
     if source is not None:
         module.meta[CARRIED] = ModuleSource(source, attributes)
     return module
+
+
+def make_step(
+    torch: ModuleType, operations: "Mapping[str, TorchOperation]", arrays: ArrayGraph, body: RowPass
+) -> "torch.fx.GraphModule":
+    """Return the module of a step of rows: states and rows to the next states and the result."""
+    graph, values = torch.fx.Graph(), dict[int, Padded]()
+    for number in body.inputs:
+        values[number] = graph.placeholder(body.nodes[number].attributes[0])
+    for number, node in enumerate(body.nodes):
+        if node.operation == "constant":
+            stored = arrays.constants[node.attributes[0]]
+            dtype = torch.from_numpy(np.array(stored)).dtype
+            values[number] = graph.call_function(torch.scalar_tensor, (stored.item(),), {"dtype": dtype})
+        elif number not in values:
+            calls = Calls(torch, graph, node)
+            values[number] = operations[node.operation](calls, *(values[operand] for operand in node.operands))
+    graph.output([values[number] for number in (*body.states, body.result)])
+    return torch.fx.GraphModule(torch.nn.Module(), graph, "Row")
 
 
 def as_identifier(name: str) -> str:
@@ -196,6 +222,7 @@ def torch_operations(torch: ModuleType) -> dict[str, TorchOperation]:
         "into_heads": lambda call, x: call(torch.unflatten, x, -1, call.node.attributes),
         "out_of_heads": lambda call, x: call(torch.flatten, x, -2),
         "among_largest": lambda call, x: call(mark_largest, x, call.node.attributes[0]),
+        PASSED_PART: lambda call, x: call(getitem, x, call.node.attributes[0]),
     }
 
 
@@ -250,6 +277,30 @@ def mark_largest(x: Padded, k: int) -> Padded:
     """Return a mask of the k largest of each row; of equal numbers the first."""
     order = x.argsort(dim=-1, descending=True, stable=True)
     return order.argsort(-1) < k
+
+
+def run_passed(step: TorchFunction, count: int, *operands: Padded) -> Sequence[Padded]:
+    """Pass rows (batch, length, ..) through so many states: return the last ones, and the results of all rows. A loop,
+    or torch's own operation of a loop where it is compiled or exported."""
+    import torch
+
+    states, rows = operands[:count], [x.movedim(1, 0) for x in operands[count:]]
+    if torch.compiler.is_compiling():
+        from torch._higher_order_ops.scan import scan
+
+        last, [results] = scan(lambda held, row: split_step(step, held, row), [*states], rows)
+        return [*last, results.movedim(0, 1)]
+    collected = []
+    for row in zip(*rows, strict=True):
+        *states, result = step(*states, *row)
+        collected.append(result)
+    return [*states, torch.stack(collected, 1)]
+
+
+def split_step(step: TorchFunction, held: Sequence[Padded], row: Sequence[Padded]) -> tuple[Sequence[Padded], Padded]:
+    """Return the next states of a step, and its result, in lists."""
+    *states, result = step(*held, *row)
+    return states, [result]
 
 
 # ---- files

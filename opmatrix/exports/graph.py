@@ -14,7 +14,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from formats.core.activation import ACTIVATIONS
 from opmatrix.algebra.batch.signature import FLOAT, INTEGER
 from opmatrix.algebra.data import Numeric
-from opmatrix.runtime.declarations.padded import Padded, Unpadded
+from opmatrix.runtime.declarations.padded import Padded, RowStep, Unpadded
 
 BATCH, LENGTH = "batch", "length"
 PAST, TOTAL = "past", "total"  # rows of caches before new ones, and with them
@@ -41,6 +41,19 @@ class ArrayNode(NamedTuple):
     attributes: tuple[Any, ...]
     shape: AxisSizes
     dtype: str
+
+
+class RowPass(NamedTuple):
+    """A step of rows through states as nodes of its own: the numbers there of its inputs, states before rows, of the
+    states behind a row, and of the result."""
+
+    nodes: tuple[ArrayNode, ...]
+    inputs: tuple[int, ...]
+    states: tuple[int, ...]
+    result: int
+
+
+PASSED, PASSED_PART = "pass_rows", "passed_part"  # operations: a pass, and its last states or results by number
 
 
 class ArrayGraph:
@@ -155,6 +168,12 @@ class SymbolicArray(NDArrayOperatorsMixin):
         """Record an array function of padded readings."""
         recorded: SymbolicArray = RECORDED[name](self, *arguments)
         return recorded
+
+    def record_passed(
+        self, step: RowStep, states: Sequence[Padded], rows: Sequence[Padded]
+    ) -> tuple[Sequence["SymbolicArray"], "SymbolicArray"]:
+        """Record rows that pass through states."""
+        return record_pass(self.graph, step, [as_symbol(self.graph, x) for x in states], rows)
 
     def __getitem__(self, places: object) -> "SymbolicArray":
         return record_index(self, places if isinstance(places, tuple) else (places,))
@@ -548,6 +567,30 @@ def record_columns(x: SymbolicArray, places: SymbolicArray) -> SymbolicArray:
     """Record `take_columns`."""
     at: SymbolicArray = places + np.zeros((1, int(x.shape[1]), 1, 1), np.int64)
     return x.graph.add("take_columns", [x, at], [], (*x.shape[:3], at.shape[3]), x.dtype)
+
+
+def record_pass(
+    graph: ArrayGraph, step: RowStep, states: Sequence[SymbolicArray], rows: Sequence[SymbolicArray]
+) -> tuple[Sequence[SymbolicArray], SymbolicArray]:
+    """Record `pass_rows`: its step at symbols of one row, in a graph of its own. Raises Unpadded for a step that reads
+    arrays beside its rows, or that changes the sizes of a state."""
+    inner = ArrayGraph()
+    inner.constants, inner.names, inner.held = graph.constants, graph.names, graph.held
+    shapes = [x.shape for x in states] + [(x.shape[0], *x.shape[2:]) for x in rows]
+    symbols = [
+        inner.enter(f"x{n}", shape, x.dtype) for n, (shape, x) in enumerate(zip(shapes, [*states, *rows], strict=True))
+    ]
+    behind, result = step(symbols[: len(states)], symbols[len(states) :])
+    if any(node.operation == "constant" and node.shape for node in inner.nodes):
+        raise Unpadded("a step of rows reads an array beside them")
+    if [x.shape for x in behind] != [x.shape for x in states]:
+        raise Unpadded("a step of rows changes the sizes of a state")
+    numbers = (tuple(x.number for x in part) for part in (symbols, behind))
+    body = RowPass(tuple(inner.nodes), *numbers, result.number)
+    passed = graph.add(PASSED, [*states, *rows], [body], (), FLOAT)
+    parts = [(x.shape, x.dtype) for x in states] + [((*rows[0].shape[:2], *result.shape[1:]), result.dtype)]
+    last = [graph.add(PASSED_PART, [passed], [n], *part) for n, part in enumerate(parts)]
+    return last[:-1], last[-1]
 
 
 RECORDED: Mapping[str, RecordFunction] = {

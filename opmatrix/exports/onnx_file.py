@@ -1,6 +1,6 @@
 """A program as an ONNX file: operations of opset 21 alone, weights inside it, or beside it if they are large."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -17,6 +17,8 @@ from opmatrix.exports.graph import (
     FLOAT16_NUMBERS,
     INT4_NUMBERS,
     INT8_NUMBERS,
+    PASSED,
+    PASSED_PART,
     UINT8_NUMBERS,
     ArrayNode,
 )
@@ -67,15 +69,15 @@ BITWISE = {"and": "BitwiseAnd", "or": "BitwiseOr", "xor": "BitwiseXor"}
 class Writer:
     """The nodes and constants of an ONNX graph while it is written; values are known by their names."""
 
-    def __init__(self, helper: ModuleType, types: Mapping[str, int]) -> None:
-        self.helper, self.types = helper, types
+    def __init__(self, helper: ModuleType, types: Mapping[str, int], prefix: str = "v") -> None:
+        self.helper, self.types, self.prefix = helper, types, prefix
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, Numeric] = {}
         self.node: ArrayNode | None = None
 
     def __call__(self, operator: str, *operands: str, **attributes: object) -> str:
         """Add a node of one result; return its name."""
-        name = f"v{len(self.nodes)}"
+        name = f"{self.prefix}{len(self.nodes)}"
         self.nodes.append(self.helper.make_node(operator, [*operands], [name], name=f"{operator}_{name}", **attributes))
         return name
 
@@ -85,6 +87,16 @@ class Writer:
         name = f"k_{array.dtype}_{'_'.join(map(str, array.shape))}_{array.tobytes().hex()}"
         self.constants.setdefault(name, array)
         return name
+
+    def all(self, nodes: Sequence[ArrayNode], numbers: Iterable[int], names: dict[int, str]) -> None:
+        """Write nodes by their numbers, and note the names of their results."""
+        for number in numbers:
+            node = nodes[number]
+            if node.operation == "constant":
+                names[number] = f"w_{node.attributes[0]}"
+            else:
+                operands = (names[operand] for operand in node.operands)
+                names[number] = WRITERS[node.operation](self, node, *operands)
 
 
 OnnxOperation = Callable[..., str]  # the writer, the node and the names of its operands, to the name of its result
@@ -181,6 +193,45 @@ def write_integers(write: Writer, node: ArrayNode, levels: str, whole: str) -> s
     return write("Cast", sums, to=write.types[node.dtype])
 
 
+def write_pass(write: Writer, node: ArrayNode, *operands: str) -> str:
+    """Write rows that pass through states, as a Scan over the second axis; its results are named by their number."""
+    [body] = node.attributes
+    name, states = f"{write.prefix}{len(write.nodes)}", len(body.states)
+    inner = Writer(write.helper, write.types, f"{name}_v")
+    inner.constants = write.constants
+    names = {number: f"{name}_x{n}" for n, number in enumerate(body.inputs)}
+    inner.all(body.nodes, (number for number in range(len(body.nodes)) if number not in names), names)
+    ends = {f"{name}_y{n}": number for n, number in enumerate((*body.states, body.result))}
+    for end, number in ends.items():
+        inner.nodes.append(write.helper.make_node("Identity", [names[number]], [end], name=end))
+    entered = {names[number]: number for number in body.inputs}
+    inputs, results = (
+        [
+            write.helper.make_tensor_value_info(value, write.types[body.nodes[number].dtype], body.nodes[number].shape)
+            for value, number in values.items()
+        ]
+        for values in (entered, ends)
+    )
+    rows = len(operands) - states
+    scan = write.helper.make_node(
+        "Scan",
+        operands,
+        [part_name(name, n) for n in range(states + 1)],
+        name=f"Scan_{name}",
+        body=write.helper.make_graph(inner.nodes, f"row_{name}", inputs, results),
+        num_scan_inputs=rows,
+        scan_input_axes=[1] * rows,
+        scan_output_axes=[1],
+    )
+    write.nodes.append(scan)
+    return name
+
+
+def part_name(passed: str, number: int) -> str:
+    """Return the name of a result of a pass of rows."""
+    return f"{passed}_{number}"
+
+
 WRITERS: dict[str, OnnxOperation] = {
     **dict.fromkeys(ONNX_OPERATORS, write_plain),
     **dict.fromkeys(ONNX_REDUCTIONS, write_fold),
@@ -208,6 +259,8 @@ WRITERS: dict[str, OnnxOperation] = {
     "among_largest": write_largest,
     "dequantise": write_dequantised,
     "integer_product": write_integers,
+    PASSED: write_pass,
+    PASSED_PART: lambda write, node, x: part_name(x, node.attributes[0]),
 }
 
 
@@ -236,12 +289,7 @@ def make_onnx(read: ProgramGraph, weights: str, metadata: Mapping[str, str] = NO
     write, names = Writer(helper, types), dict[int, str]()
     for name, symbol in read.inputs.items():
         names[symbol.number] = name
-    for number in sorted(live_nodes(read.graph, read.outputs) - names.keys()):
-        node = read.graph.nodes[number]
-        if node.operation == "constant":
-            names[number] = f"w_{node.attributes[0]}"
-            continue
-        names[number] = WRITERS[node.operation](write, node, *(names[operand] for operand in node.operands))
+    write.all(read.graph.nodes, sorted(live_nodes(read.graph, read.outputs) - names.keys()), names)
     for name, symbol in read.outputs.items():
         write.nodes.append(helper.make_node("Identity", [names[symbol.number]], [name], name=f"output_{name}"))
     graph = helper.make_graph(
@@ -307,6 +355,7 @@ def write_weights(read: ProgramGraph, file: Path) -> None:
 def weights_of(read: ProgramGraph) -> dict[str, StoredTensor]:
     """Return the constants of a graph that its outputs depend on, by their names in ONNX."""
     nodes = [read.graph.nodes[number] for number in sorted(live_nodes(read.graph, read.outputs))]
+    nodes += [inner for node in nodes if node.operation == PASSED for inner in node.attributes[0].nodes]
     weights = dict[str, StoredTensor]()
     for node in nodes:
         if node.operation == "constant":

@@ -4,8 +4,8 @@ The same bodies that give shapes and numbers of a term give this reading. A valu
 of T as many as the longest has tokens; numbers of padding are computed, and no row that is a token reads them."""
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self, cast
 
 import numpy as np
@@ -20,7 +20,7 @@ from opmatrix.algebra.oracles import Cells, merged, reduced, tabulate_heads
 from opmatrix.algebra.positions.patterns import Pattern, everyone, sequence
 from opmatrix.algebra.shapes import LiveSize, S, Shape, Space, T, space
 from opmatrix.algebra.term import Operator, read
-from opmatrix.runtime.declarations.arguments import VALUE_NAMES, Arguments, split_operands
+from opmatrix.runtime.declarations.arguments import STATE_NAMES, VALUE_NAMES, Arguments, split_operands
 from opmatrix.runtime.declarations.operands import Heads, Rows
 from opmatrix.runtime.declarations.padded import (
     LOWEST,
@@ -34,6 +34,7 @@ from opmatrix.runtime.declarations.padded import (
     keep_largest,
     multiply_distances,
     out_of_heads,
+    pass_valid,
     pick_padded,
     share_rows,
     share_seen,
@@ -89,10 +90,12 @@ class PaddedReading:
     values: Sequence["PaddedReading"] = ()
     last: str = ""  # the relation that its rows were picked by, if they were
     enter: Callable[[Data], Padded] = float_array  # the array of an attribute, as it enters
+    states: Mapping[int, Padded] = field(default_factory=dict)  # last rows of values, or of a scan, by their numbers
+    number: int | None = None  # of the value that it is, if it is one
 
     def of(self, value: Padded, shape: Shape) -> Self:
         """Return a reading of the same batch."""
-        return replace(self, value=value, shape=shape)
+        return replace(self, value=value, shape=shape, number=None)
 
     @property
     def array(self) -> Padded:
@@ -199,12 +202,12 @@ class PaddedReading:
         """Pick the first or the last row of each sequence. Raises Unpadded for another relation."""
         rows = pick_padded(self.batch, np.swapaxes(self.full(), 1, 2), relation)
         picked = np.expand_dims(rows, 2)
-        return replace(self, value=picked, shape=self.shape.pick(relation), last=relation.name)
+        return replace(self.of(picked, self.shape.pick(relation)), last=relation.name)
 
     def symbol(self, name: str, into: Shape, out: Shape) -> Self:
         """Return the value of a step."""
         entered = self.values[int(name[1:])]
-        return self.of(entered.value, entered.shape)
+        return replace(self.of(entered.value, entered.shape), number=int(name[1:]))
 
     def shares(self, where: Pattern) -> Self:
         """Compute the softmax of each row over the columns that it sees."""
@@ -278,25 +281,48 @@ class PaddedReading:
         return self.of(multiply_over(over, left, right, seen), shape)
 
     def scan(self, other: Self, over: type[Monoid], where: Pattern) -> Self:
-        """Merge the rows that each row sees, column by column: all pairs of rows at once. Raises Unpadded for a monoid
-        that cannot be merged so."""
+        """Merge the rows that each row sees, column by column: all pairs of rows at once where the monoid can, else row
+        after row."""
         shape, (x, w) = self.shape.scan(other.shape, over, where), (self.full(), other.full())
-        pairs = np.expand_dims(self.batch.seen(where), -1)
         carrier = over.lifted(x, w, np.expand_dims(np.expand_dims(self.batch.positions, 1), 3))
-        rows = tuple(np.expand_dims(c, 2) for c in spread_carrier(carrier, x * 0.0 + w * 0.0))
+        carrier = spread_carrier(carrier, x * 0.0 + w * 0.0)
+        if over not in MERGES_OF_ALL or self.states:
+            return self.of(self.pass_carriers(carrier, over, where), shape)
+        pairs = np.expand_dims(self.batch.seen(where), -1)
+        rows = tuple(np.expand_dims(c, 2) for c in carrier)
         masked = tuple(np.where(pairs, c, unit) for c, unit in zip(rows, over.unit(), strict=True))
         return self.of(finish_columns(over, reduce_all(over, masked, T)), shape)
+
+    def pass_carriers(self, carrier: Carrier, over: type[Monoid], where: Pattern) -> Padded:
+        """Merge carriers (batch, heads, rows, columns) row after row, from the last result of a session's state if
+        there is one. Raises Unpadded for a pattern that is no prefix of a sequence, and for a monoid that keeps all
+        numbers."""
+        if not where.prefix or over.width is None:
+            raise Unpadded(f"a scan over {over.__name__} of rows where {where}")
+        zeros = self.batch.zeros(int(carrier[0].shape[1]), int(carrier[0].shape[3]))
+        states = [zeros + unit for unit in over.unit()]
+        if self.states:
+            states[finished_number(over)] = self.states[0][:, :, 0]
+
+        def merge(before: Sequence[Padded], row: Sequence[Padded]) -> tuple[Sequence[Padded], Padded]:
+            """Merge one row, and finish."""
+            merged = over.merged(tuple(before), tuple(row))
+            return merged, finish_columns(over, merged)
+
+        rows = [np.moveaxis(part, 2, 1) for part in carrier]
+        last, results = pass_valid(merge, states, rows, self.batch.valid)
+        if where.whole:
+            return np.expand_dims(finish_columns(over, tuple(last)), 2)
+        return np.moveaxis(results, 1, 2)
 
     def delta_rule(self, *others: Self) -> Self:
         """Raise Unpadded: a state that rows correct is no product of pairs of rows."""
         raise Unpadded("the delta rule")
 
     def shift(self, k: int) -> Self:
-        """Return the row k before each row in its sequence, zeros where there is none: a product with zeros and
-        ones."""
-        at, there = self.batch.positions, np.expand_dims(self.batch.valid, 1)
-        before = there & (np.expand_dims(at, 1) == np.expand_dims(at, 2) - k)
-        return self.of(np.expand_dims(np.where(before, 1.0, 0.0), 1) @ self.full(), self.shape.shift(k))
+        """Return the row k before each row in its sequence, zeros where there is none."""
+        held = None if self.number is None else self.states.get(self.number)
+        return self.of(self.batch.shift_rows(self.full(), k, held), self.shape.shift(k))
 
     def seen(self, where: Pattern) -> Padded:
         """Return a mask of the columns that rows see, (batch, 1, rows, columns); None where each sees all. Raises
@@ -320,9 +346,10 @@ class PaddedReading:
 
 
 def as_heads(numbers: Padded) -> Padded:
-    """Return a row of numbers, or one for each head, as an array of four axes, (1, heads, 1, columns)."""
-    row = np.expand_dims(numbers, -2)
-    return np.expand_dims(row, 0) if row.ndim == THREE_AXES else np.expand_dims(np.expand_dims(row, 0), 0)
+    """Return a row of numbers, (columns) or (1, columns), or one for each head, (heads, 1, columns), as an array of
+    four axes, (1, heads, 1, columns)."""
+    row = numbers if numbers.ndim > 1 else np.expand_dims(numbers, 0)
+    return np.expand_dims(row if row.ndim == THREE_AXES else np.expand_dims(row, 0), 0)
 
 
 # ---- products over monoids
@@ -355,6 +382,12 @@ def finish_columns(over: type[Monoid], carrier: Carrier) -> Padded:
     """Finish a carrier: values of several columns side by side."""
     values = over.finish(*carrier)
     return out_of_heads(np.stack(values, -1)) if isinstance(values, tuple) else values
+
+
+def finished_number(over: type[Monoid]) -> int:
+    """Return which number of a carrier is the result of a monoid that finishes with one of them."""
+    marks = [object() for _ in over.unit()]
+    return marks.index(over.finish(*marks))
 
 
 def reduce_all(over: type[Monoid], carrier: Carrier, inner: LiveSize) -> Carrier:
@@ -423,7 +456,8 @@ def read_term(a: Arguments) -> Padded:
     ]
     term = parse_operator(a.term, [value.shape for value in values], arrays)
     nothing = np.zeros((1, 1, 1, 1), np.float32)
-    result: PaddedReading = read(term, PaddedReading(Shape(1, T, 1), nothing, a.batch, values), {})
+    states = {k: held for k, name in enumerate(STATE_NAMES) if (held := getattr(a, name, None)) is not None}
+    result: PaddedReading = read(term, PaddedReading(Shape(1, T, 1), nothing, a.batch, values, states=states), {})
     return leave_value(result)
 
 

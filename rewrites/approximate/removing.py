@@ -174,7 +174,21 @@ def check_removal(what: Sequence[str], file: object) -> None:
         if name not in WHAT:
             raise InputError(f"--remove {name}: it is one of {', '.join(WHAT)}, or both with a comma")
     if file is not None and not what:
-        raise InputError(f"--calibrate {file}: it is used with --remove only: give that, too")
+        raise InputError(f"--calibrate {file}: it is used with --remove or --uniform only: give one, too")
+
+
+def check_fit(model: Operator, what: Sequence[str], file: object, fit: Batch) -> None:
+    """Raise InputError, before any search, where no file is given to fit smaller models to and the rows of `fit` are
+    too few for the inputs of a weight that would lose some."""
+    if file is not None or not what:
+        return
+    for pair in every_coupled(model):
+        n = pair.weight.shape[0]
+        if pair.what in what and fit.rows < n:
+            raise InputError(
+                f"removing {', '.join(what)}: the {fit.rows} tokens of the text are too few to fit the {n} inputs of "
+                f"{pair.weight.label}: give --calibrate FILE, lines of {n} tokens or more"
+            )
 
 
 def kinds_removed(what: Sequence[str], uniform: bool) -> Sequence[str]:

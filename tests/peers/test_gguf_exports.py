@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import standin
 from searched import KINDS, structure
+from test_gguf_encoders import KINDS as ENCODER_KINDS
+from test_gguf_encoders import arrays_of, model_of, turned, write
 from test_gguf_files import written
-from test_plain_exports import drawn, exact_program, relative, smaller, used_by_products
+from test_plain_exports import drawn, exact_program, relative, searched, smaller, used_by_products
 from typer.testing import CliRunner
 
 from formats import FORMATS
@@ -313,6 +315,50 @@ def test_a_bert_comes_back_with_its_words_and_vectors(tmp_path, number):
     assert fields["general.architecture"].contents() == "bert"
     words = fields["tokenizer.ggml.tokens"].contents()
     assert words[:5] == PIECES[:5] and "\u2581bank" in words and "er" in words
+
+
+NOMIC = dict(vocab_size=len(PIECES) + 30, hidden_size=256, num_attention_heads=4, num_hidden_layers=2)
+
+
+def nomic(room, number):
+    """A file of a NomicBert in a number type, and its program."""
+    model = model_of("NomicBert", NOMIC | dict(intermediate_size=96, max_position_embeddings=60))
+    file, arch = room / "nomic.gguf", ENCODER_KINDS["NomicBert"]
+    write(file, model, arch, arrays_of(model, arch), turned(model, "NomicBert"), number)
+    read = open_model(file)
+    program = searched(read.operator(True), {"config": {**read.config}, "pooling": read.pooling().described()})
+    program = program.replace(tokenizer=word_pieces())
+    return file, stored_as(program, "q8_0") if number == "Q8_0" else program
+
+
+@pytest.mark.deep(every=3)
+@pytest.mark.parametrize("number", ["Q8_0", "F16", "F32"])
+def test_a_nomic_bert_comes_back_byte_for_byte(tmp_path, number):
+    """Queries, keys and values in one tensor again; a table of kinds is in float32."""
+    file, program = nomic(tmp_path, number)
+    assert "2 layers of 4 heads of 64 and 96 hidden units" in export_gguf(program, tmp_path / "again.gguf")
+    again, before = tensors(tmp_path / "again.gguf"), tensors(file)
+    products = [name for name in before if name.endswith(".weight") and "norm" not in name and "blk" in name]
+    same = products if number == "Q8_0" else before.keys() - {"token_types.weight"}
+    assert again.keys() == before.keys() and {name for name in same if again[name] != before[name]} == set()
+    assert before["blk.0.attn_qkv.weight"][0] == number and again["token_types.weight"][0] == "F32"
+    fields = gguf.GGUFReader(tmp_path / "again.gguf").fields
+    assert fields["general.architecture"].contents() == "nomic-bert"
+    assert fields["nomic-bert.rope.freq_base"].contents() == 1000.0
+
+
+def test_a_nomic_bert_that_no_file_holds_is_refused(tmp_path):
+    _, program = nomic(tmp_path, "F32")
+    config = program.meta["config"]
+    rotation = dict(rope_theta=1000.0, rope_type="linear", factor=2.0)
+    for change, complaint in (
+        (dict(hidden_act="geglu"), "the activation geglu is not silu"),
+        (dict(rope_scaling=rotation), "a rotation of type linear has no key"),
+        (dict(partial_rotary_factor=0.5), "a rotation of 0.5 of a head has no key"),
+    ):
+        with pytest.raises(InputError, match=complaint):
+            export_gguf(program.replace(config=config | change), tmp_path / "it.gguf")
+    assert [file.name for file in tmp_path.iterdir()] == ["nomic.gguf"]
 
 
 def test_encoders_that_no_file_holds_are_refused(tmp_path):

@@ -49,6 +49,7 @@ MODELS = {  # models by name: the words of the class, of the config, its entries
     "xlm-roberta": ("XLMRobertaModel", "XLMRoberta", PADDED),
     "camembert": ("CamembertModel", "Camembert", PADDED),
     "distilbert": ("DistilBertModel", "DistilBert", DISTIL),
+    "nomic_bert": ("NomicBertModel", "NomicBert", BERT | dict(hidden_size=256)),
     "llama": ("LlamaForCausalLM", "Llama", LLAMA),
     "llama, tied": ("LlamaForCausalLM", "Llama", LLAMA | TIED | dict(head_dim=16)),
     "llama, hidden": ("LlamaModel", "Llama", LLAMA),
@@ -110,6 +111,32 @@ def test_transformers_opens_a_program_as_its_class(tmp_path, name):
     opened = type(model).from_pretrained(tmp_path / "again").eval()
     assert relative(rows_of(opened), program.run([IDS])) < 1e-5
     assert relative(rows_of(opened), rows_of(model)) < 1e-5
+
+
+def summed_apart(program):
+    """The program with a step of its own for each sum of a product and its stream, and its norm, as some machines have
+    them; the stream is either operand."""
+    steps = []
+    for at, step in enumerate(program.steps):
+        if step.kernel == "linear" and "residual" in step.operands:
+            behind = {name: value for name, value in step.operands.items() if name in ("gain", "shift")}
+            product = {name: step.operands[name] for name in step.operands.keys() - behind.keys() - {"residual"}}
+            steps.append(Step("linear", product, {}, f"product{at}"))
+            both = step.operands["residual"], f"product{at}"
+            sides = dict(zip(("x", "residual"), both[:: 1 if at % 2 else -1], strict=True))
+            step = Step("pointwise", sides | behind, step.attributes, step.output)
+        steps.append(step)
+    return type(program)(steps, program.constants, program.outputs, program.meta)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_sums_may_be_steps_of_their_own(tmp_path, name):
+    program = exact_program(drawn(name))
+    apart = summed_apart(program)
+    assert len(apart.steps) == len(program.steps) + 4
+    export_plain(apart, tmp_path / "again")
+    opened = getattr(transformers, MODELS[name][0]).from_pretrained(tmp_path / "again").eval()
+    assert relative(rows_of(opened), program.exact([IDS], rounded=False)) < 1e-5
 
 
 def test_every_family_is_written_or_refused_by_name(tmp_path):
@@ -315,6 +342,11 @@ def with_format(program, name):
     first = sorted(used_by_products(program))[0]
     weights = dict(program.constants) | {first: FORMATS[name].approximate(program.constants[first].unpack())}
     return type(program)(program.steps, weights, program.outputs, program.meta)
+
+
+def test_whole_numbers_of_a_class_that_packs_its_products_are_refused(tmp_path):
+    with pytest.raises(InputError, match="is stored as int8, which is not written there"):
+        export_plain(with_format(exact_program(drawn("nomic_bert")), "int8"), tmp_path / "again")
 
 
 REFUSED = {

@@ -4,6 +4,7 @@ import copy
 import os
 import signal
 import threading
+from dataclasses import replace
 
 import checkpoints
 import numpy as np
@@ -188,8 +189,12 @@ def test_a_run_that_was_killed_goes_on_to_the_same_numbers(pupil, room, tmp_path
     whole, small = (load_file(tmp_path / f"{name}{TRAINING_FILE}") for name in ("whole", "small"))
     numbers = [name for name in whole if not name.startswith("best.")]  # they are looked at after other steps
     assert whole.keys() == small.keys() and all(np.array_equal(whole[name], small[name]) for name in numbers)
-    with pytest.raises(InputError, match=r"it is of another training: give its model, text and shares"):
-        train(pupil, room, tmp_path / "small", batch=128)
+    teacher, student = pupil
+    shorter = replace(teacher, text=teacher.text._replace(train=teacher.text.train[1:]))
+    by_size = replace(student, removed=f"{student.removed}, by size alone")
+    for who, options in ((pupil, {"batch": 128}), ((shorter, student), {}), ((teacher, by_size), {})):
+        with pytest.raises(InputError, match=r"it is of another training: give its model, text and shares"):
+            train(who, room, tmp_path / "small", **options)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -27,7 +27,7 @@ from opmatrix.spectra.removal import DAMPING, DELAY, removals, remove
 from rewrites import run
 from rewrites.approximate import losses
 from rewrites.approximate.losses import STEPS, Curve, Loss, cheapest_level, curves, fewer_groups, levels, uniform_levels
-from rewrites.approximate.removing import Level, check_removal, every_coupled, kinds_removed, remove_groups
+from rewrites.approximate.removing import Level, check_fit, check_removal, every_coupled, kinds_removed, remove_groups
 from rewrites.approximate.structured import HEADS, UNITS, coupled_weights, spread
 from rewrites.laws import CHOOSING_LAWS
 from rewrites.report.results import save
@@ -209,6 +209,22 @@ def test_a_smaller_model_that_is_another_one_is_named():
     wrong = replace(found, model=model)
     with pytest.raises(VerificationError, match="rows of zeros"):
         wrong.checked(batch)
+
+
+def test_too_little_text_is_refused_before_a_search():
+    """By the weights that would lose inputs alone: 24 for heads, 40 hidden units."""
+    model, batch, _ = small(
+        5, num_hidden_layers=1, intermediate_size=40, num_attention_heads=3, num_key_value_heads=3, head_dim=5
+    )
+    enough, few = (Batch([np.resize(batch.tokens, count)]) for count in (40, 39))
+    check_fit(model, [UNITS, HEADS], None, enough)
+    check_fit(model, [HEADS], None, few)
+    check_fit(model, [UNITS], "lines.txt", few)
+    check_fit(model, [], None, few)
+    with pytest.raises(
+        InputError, match=r"^removing units: the 39 tokens of the text are too few to fit the 40 inputs"
+    ):
+        check_fit(model, [UNITS], None, few)
 
 
 def test_too_little_text_is_refused_and_what_cannot_go_too():
@@ -418,5 +434,5 @@ def test_what_judges_is_not_calibrated_with(run_of):
 
 
 def test_calibrate_needs_remove(tmp_path):
-    with pytest.raises(InputError, match="it is used with --remove only"):
+    with pytest.raises(InputError, match="it is used with --remove or --uniform only"):
         run.optimize("minilm", calibrate=tmp_path / "text")

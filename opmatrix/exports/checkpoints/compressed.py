@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from formats.core.arrays import Floats
 from formats.storage.format import WholeNumbers
-from opmatrix.exports.checkpoints.plain_class import StoredNumbers
+from opmatrix.exports.checkpoints.stored_numbers import StoredNumbers
 from opmatrix.files.methods.module_parts import unpack_words
 
 WORD_BITS = 32

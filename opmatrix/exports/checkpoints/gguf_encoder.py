@@ -1,5 +1,5 @@
-"""BERT as a GGUF file (llama.cpp, build_bert): its keys, its pooling, and its word pieces, in which what begins a word
-is marked in place of what continues one. Inverts the reader's `encoder_config` and `word_pieces`."""
+"""BERT and NomicBert as GGUF files (llama.cpp, build_bert): keys, pooling, and word pieces, in which what begins a
+word is marked in place of what continues one. Inverts the reader's `encoder_config` and `word_pieces`."""
 
 import json
 from typing import TYPE_CHECKING
@@ -8,17 +8,21 @@ import numpy as np
 
 from formats.core.errors import InputError
 from opmatrix.exports.checkpoints.gguf_tokens import TokenKeys, list_tokens
-from opmatrix.exports.checkpoints.plain_class import LayerSizes, PlainModel, StoredNumbers, no_place
+from opmatrix.exports.checkpoints.plain_class import LayerSizes, PlainModel, no_place
+from opmatrix.exports.checkpoints.stored_numbers import StoredNumbers
 from opmatrix.files.directory.gguf_words import INNER_MARK, SPACE, unmarked
 from opmatrix.files.directory.merges import KEY
-from opmatrix.files.gguf import LAYER_NORM, POOLING, POOLING_MODES
+from opmatrix.files.gguf import ENCODER_FILES, LAYER_NORM, POOLING, POOLING_MODES, ROTATION_KEYS
 from opmatrix.inference.pooling import Pooling
 from opmatrix.models.config import Settings
+from opmatrix.models.encoders.masked_head import TOKEN_TABLE
+from opmatrix.models.encoders.nomic import GATED_ACTIVATIONS
+from opmatrix.models.rope import rotation_settings
 
 if TYPE_CHECKING:
     import tokenizers
 
-ENCODERS = {"bert": "bert"}  # family -> general.architecture
+ENCODERS = {encoder.family: name for name, encoder in ENCODER_FILES.items()}  # family -> general.architecture
 POSITION_TABLE, KIND_TABLE = "embeddings.position_embeddings.weight", "embeddings.token_type_embeddings.weight"
 LONGEST_WORD = 100  # letters of a word that readers of these files divide into pieces
 TOKEN_ROLES = {
@@ -35,18 +39,22 @@ TOKEN_ROLES = {
 def describe_encoder(
     config: Settings, model: PlainModel, sizes: LayerSizes, pooling: Pooling
 ) -> dict[str, int | float | bool]:
-    """Return the keys of an encoder, without the name of its architecture. Raises InputError for a pooling or an
-    activation that such a file cannot declare."""
-    if (activation := config.get("hidden_act", "gelu")) != "gelu":
-        raise no_place(f"the activation {activation}", "is not gelu")
+    """Return the keys of an encoder, without the name of its architecture. Raises InputError for a pooling, an
+    activation, heads or a rotation that such a file cannot declare."""
+    usual = ENCODER_FILES[ENCODERS[config["model_type"]]].settings["hidden_act"]
+    activation = config.get("hidden_act", usual)
+    if GATED_ACTIVATIONS.get(activation, activation) != usual:
+        raise no_place(f"the activation {activation}", f"is not {usual}")
     numbers = {mode: number for number, mode in POOLING_MODES.items()}
     if len(pooling.modes) != 1 or pooling.modes[0] not in numbers:
         raise InputError(f"pooling by {', '.join(pooling.modes)}: GGUF files know {', '.join(numbers)}: give --hf")
     if not pooling.normalise:
         raise InputError("its embeddings are not of length 1, as those of GGUF files are: give --hf")
-    positions, width = model.tensors[POSITION_TABLE].numbers.shape
-    return {
-        "context_length": positions,
+    width = model.tensors[TOKEN_TABLE].numbers.shape[1]
+    if sizes.heads * sizes.columns != width:
+        raise no_place(f"{sizes.heads} heads of {sizes.columns}", f"are not the {width} columns of the model")
+    return describe_rotation(config) | {
+        "context_length": count_positions(config, model),
         "embedding_length": width,
         "block_count": len(model.layers),
         "feed_forward_length": sizes.units,
@@ -57,13 +65,34 @@ def describe_encoder(
     }
 
 
+def count_positions(config: Settings, model: PlainModel) -> int:
+    """Return the positions of a model: the rows of its table of them, else those that its configuration declares."""
+    table = model.tensors.get(POSITION_TABLE)
+    return int(config["max_position_embeddings"]) if table is None else len(table.numbers)
+
+
+def describe_rotation(config: Settings) -> dict[str, int | float | bool]:
+    """Return the key of a rotation; none for a family that rotates nothing. Raises InputError for a rotation of some
+    columns, or a scaled one, which have no keys."""
+    if not ENCODER_FILES[ENCODERS[config["model_type"]]].names:
+        return {}
+    rotation: Settings = rotation_settings(config)
+    if (share := rotation.get("partial_rotary_factor") or 1.0) != 1:
+        raise no_place(f"a rotation of {share:g} of a head", "has no key")
+    if (kind := rotation.get("rope_type") or "default") != "default":
+        raise no_place(f"a rotation of type {kind}", "has no key")
+    [key] = ROTATION_KEYS
+    return {key: float(rotation["rope_theta"])}
+
+
 def widen_tables(model: PlainModel) -> None:
     """Store tables of positions and of kinds in float32, as other readers expect them; a program without kinds gets a
     row of zeros."""
-    _, width = model.tensors[POSITION_TABLE].numbers.shape
+    _, width = model.tensors[TOKEN_TABLE].numbers.shape
     kinds = model.tensors.get(KIND_TABLE)
     model.tensors[KIND_TABLE] = StoredNumbers(np.zeros((1, width), np.float32) if kinds is None else kinds.numbers)
-    model.tensors[POSITION_TABLE] = StoredNumbers(model.tensors[POSITION_TABLE].numbers)
+    if POSITION_TABLE in model.tensors:
+        model.tensors[POSITION_TABLE] = StoredNumbers(model.tensors[POSITION_TABLE].numbers)
 
 
 def note_encoder(pooling: Pooling, positions: int) -> list[str]:

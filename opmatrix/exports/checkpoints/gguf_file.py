@@ -15,7 +15,7 @@ from formats.core.arrays import Floats
 from formats.core.errors import InputError
 from opmatrix.exports.checkpoints.gguf_encoder import (
     ENCODERS,
-    POSITION_TABLE,
+    count_positions,
     describe_encoder,
     describe_words,
     note_encoder,
@@ -26,7 +26,6 @@ from opmatrix.exports.checkpoints.plain_class import (
     BLOCKS,
     LayerSizes,
     PlainModel,
-    StoredNumbers,
     check_uniform,
     describe_sizes,
     is_tied,
@@ -35,12 +34,14 @@ from opmatrix.exports.checkpoints.plain_class import (
     read_plain,
 )
 from opmatrix.exports.checkpoints.plain_files import check_written, compare_plain, narrow_numbers, plain_config
+from opmatrix.exports.checkpoints.stored_numbers import StoredNumbers
 from opmatrix.exports.exported_files import fresh_files
 from opmatrix.files.checkpoint import Checkpoint
 from opmatrix.files.gguf import FREQUENCIES
 from opmatrix.inference.pooling import Pooling
 from opmatrix.models import layout, normalise_config
 from opmatrix.models.config import Settings
+from opmatrix.models.encoders.masked_head import TOKEN_TABLE
 from opmatrix.models.rope import ROPE_TYPES, rotation_settings
 from opmatrix.runtime.program import Program
 
@@ -72,9 +73,9 @@ class FileParts(NamedTuple):
 
 
 def export_gguf(program: Program, target: str | Path) -> str:
-    """Write a program of LLaMA's kin, or of BERT, as a GGUF file; return what was written, in words. Raises InputError
-    without the package gguf, for a program that such a file cannot hold, named by step, tensor or layer, and for a
-    target that exists or cannot be written."""
+    """Write a program of LLaMA's kin, of BERT or of NomicBert as a GGUF file; return what was written, in words. Raises
+    InputError without the package gguf, for a program that such a file cannot hold, named by step, tensor or layer, and
+    for a target that exists or cannot be written."""
     with naming("--gguf"):
         if find_spec("gguf") is None:
             raise InputError("it needs the package gguf: pip install 'opmatrix[export]'")
@@ -110,9 +111,9 @@ def encoder_parts(
     """Return the keys of an encoder, and its word pieces. Raises InputError as `describe_encoder` and
     `describe_words`."""
     keys = describe_encoder(config, model, sizes, pooling)
-    tokens = describe_words(program.meta, len(model.tensors["embeddings.word_embeddings.weight"].numbers))
+    tokens = describe_words(program.meta, len(model.tensors[TOKEN_TABLE].numbers))
     widen_tables(model)
-    notes = note_encoder(pooling, len(model.tensors[POSITION_TABLE].numbers))
+    notes = note_encoder(pooling, count_positions(config, model))
     return FileParts(keys, tokens._replace(notes=[*tokens.notes, *notes]), {})
 
 

@@ -2,25 +2,29 @@
 norms have a gain of one and a shift of zero where laws moved these into weights behind them. So the class with the
 program's own constants computes the same; whoever writes it compares both on rows of tokens."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from math import frexp
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.arrays import Floats
-from formats.core.epilogue import UNIT
 from formats.core.errors import InputError
-from formats.storage.format import Format, WholeNumbers
-from opmatrix.files.gguf import TENSOR_TYPES
-from opmatrix.files.quantised import STORED
+from formats.storage.format import Format
+from opmatrix.exports.checkpoints.stored_numbers import (
+    StoredNumbers,
+    filed_numbers,
+    pack_numbers,
+    plain_integers,
+    turn_numbers,
+)
 from opmatrix.models.config import Settings
 from opmatrix.models.encoders.bert import LAYER_NAMES, SHORT
+from opmatrix.models.encoders.nomic import NOMIC_PARTS
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.program import Program, Step
 
@@ -31,65 +35,25 @@ CLASSES = {
     "xlm-roberta": "XLMRobertaModel",
     "camembert": "CamembertModel",
     "distilbert": "DistilBertModel",
+    "nomic_bert": "NomicBertModel",
     "llama": "LlamaModel",
     "mistral": "MistralModel",
     "qwen2": "Qwen2Model",
     "qwen3": "Qwen3Model",
 }  # families, and their classes without a head
 BIASED_PARTS = {"llama": "", "mistral": "", "qwen2": "qkv", "qwen3": ""}  # LLaMA's kin, and its products that add a row
-BLOCK_TYPES = {  # blocks of GGUF files, and their types
-    stored.block: name for name, stored in STORED.items() if stored.kept and name in TENSOR_TYPES.values()
-}
 TABLE_NAMES = {
     "tokens": "word",
     "positions": "position",
     "kinds": "token_type",
 }  # fields of a batch, and names of tables
 PICKED = "first", "last"  # poolings that choose a row
+PACKED = "packed"  # the part of a layer whose outputs are queries, keys and values behind one another
+PACKING_FAMILIES = frozenset({"nomic_bert"})
 TIED = 1e-6  # relative difference of a head from the table of tokens with gains
 
 
 BLOCKS, INTEGERS = "blocks", "integers"  # kinds of stored numbers that a target may keep
-
-
-class StoredNumbers(NamedTuple):
-    """The numbers of a tensor (p, n) in float32, and the number type that holds them exactly. A weight may be stored as
-    blocks of a file (p, n / inputs of a block), or as whole numbers times scales, its inputs (n) first. `called`: the
-    format that it had in the program, where its numbers are widened, and why."""
-
-    numbers: Floats
-    number: str = "F32"
-    blocks: NDArray[np.void] | None = None
-    whole: WholeNumbers | None = None
-    called: str = ""
-
-    def of_outputs(self, low: int, high: int | None) -> "StoredNumbers":
-        """Return the rows from one output up to another."""
-        blocks = None if self.blocks is None else self.blocks[low:high]
-        whole = self.whole and self.whole._replace(
-            whole=self.whole.whole[:, low:high], scale=self.whole.scale[:, low:high]
-        )
-        return self._replace(numbers=np.ascontiguousarray(self.numbers[low:high]), blocks=blocks, whole=whole)
-
-    def scaled(self, factor: float) -> "StoredNumbers":
-        """Return the numbers times a factor: in their type for a power of two, else in float32; scales multiplied."""
-        if abs(factor - 1) < UNIT:
-            return self
-        numbers = (self.numbers * factor).astype(np.float32)
-        if self.whole is not None:
-            whole = self.whole._replace(scale=(self.whole.scale * factor).astype(np.float32))
-            return self._replace(numbers=widen_integers(whole), whole=whole)
-        if self.blocks is not None:
-            blocks = scaled_blocks(self.blocks, factor)
-            if blocks is None:
-                return StoredNumbers(numbers, called=f"{self.number.lower()} times {factor:.3g}, a factor of scores")
-            return self._replace(numbers=numbers, blocks=blocks)
-        number = self.number if frexp(factor)[0] == 0.5 else "F32"
-        return StoredNumbers(numbers, number)
-
-    def widened(self) -> "StoredNumbers":
-        """Return the numbers without whole numbers, for a tensor that no scheme is for."""
-        return self if self.whole is None else StoredNumbers(self.numbers, called=f"{self.called}, a table of tokens")
 
 
 class LowRankCorrection(NamedTuple):
@@ -155,11 +119,17 @@ class PlainModel:
     tied: bool = False
     corrections: dict[str, LowRankCorrection] = field(default_factory=dict)
 
-    def note(self, name: str, product: PlainProduct) -> None:
-        """Note the weight of a product, and its correction if it has one."""
+    def note(self, name: str, product: PlainProduct, biased: bool) -> None:
+        """Note a product, with a bias of zeros where its class adds a row (`biased`) and it has none. Raises InputError
+        for a bias that its class has not."""
         self.tensors[f"{name}.weight"] = product.weight
         if product.correction is not None:
             self.corrections[name] = product.correction
+        if biased:
+            bias = np.zeros(len(product.weight.numbers), np.float32) if product.bias is None else product.bias
+            self.tensors[f"{name}.bias"] = StoredNumbers(bias)
+        elif product.bias is not None:
+            raise no_place(f"{name}.bias", "is a row that laws left behind a product")
 
 
 @contextmanager
@@ -182,6 +152,8 @@ def read_plain(program: Program, family: str, tied: bool, kept: Collection[str] 
     reader = ProgramReader(program, frozenset(kept))
     if family in BIASED_PARTS:
         return GatedReader(reader, BIASED_PARTS[family], family == "qwen3").read(tied)
+    if family in PACKING_FAMILIES:
+        return NormedBehindReader(reader, NOMIC_PARTS, "emb_ln", False).read()
     return NormedBehindReader(reader, SHORT if family == "distilbert" else LAYER_NAMES).read()
 
 
@@ -266,6 +238,9 @@ class ProgramReader:
             if INTEGERS in self.kept and turned and (whole := plain_integers(constant)) is not None:
                 return StoredNumbers(numbers, whole=whole, called=constant.name)
         kind = getattr(constant, "name", type(constant).__name__)
+        if INTEGERS in self.kept and isinstance(constant, Format) and len(parts := constant.integers()) == 1:
+            rest = constant.shape[0] % parts[0].group
+            kind += f" in groups of {parts[0].group} of {constant.shape[0]} inputs" if rest else ""
         raise InputError(f"{name} is stored as {kind}, which is not written there: give --onnx or --torch")
 
     def row(self, step: Step, operand: str, otherwise: float, width: int) -> StoredNumbers:
@@ -305,6 +280,23 @@ class ProgramReader:
                 return main, LowRankCorrection(*pair)
         return step, None
 
+    def summed(self, step: Step | None) -> tuple[str, Step] | None:
+        """Return the value that a step adds a product to, before a choice of rows, and the product, which may be the
+        step itself or one before it; None for another step."""
+        if step is None or "residual" not in step.operands:
+            return None
+        if layer_part(step) == "weights":
+            return self.before_choice(step.operands["residual"]), step
+        if layer_part(step) != "entries" or "times" in step.operands or "activation" in step.attributes:
+            return None
+        for added, stream in (("residual", "x"), ("x", "residual")):
+            product = self.steps.get(step.operands[added])
+            if product is None or layer_part(product) != "weights":
+                continue
+            if "residual" not in product.operands or self.corrected(product)[1] is not None:
+                return self.before_choice(step.operands[stream]), product
+        return None
+
     def attentions(self) -> Iterator["AttentionSteps"]:
         """Yield each step of attention with its products. Raises InputError for another step between them."""
         for step in self.program.steps:
@@ -329,6 +321,16 @@ class ProgramReader:
                 factor = 1.0
             yield AttentionSteps(step, products, LayerSizes(0, heads, key_heads, columns), norms, factor)
 
+    def gated(self, name: str, where: str) -> tuple[PlainProduct, PlainProduct]:
+        """Return the products of a gate and of what it multiplies. Raises InputError for another unit."""
+        step = self.steps[name]
+        if layer_part(step) in ("weights", "entries") and "times" in step.operands:
+            one = step.output if layer_part(step) == "weights" else step.operands["x"]
+            other = step.operands["times"]
+            gate, up = (one, other) if "activation" in step.attributes else (other, one)
+            return self.product(gate), self.product(up)
+        raise no_place(where, "is no gated unit")
+
     def joined(self, attention: Step) -> str:
         """Return the value of all heads side by side."""
         return next((step.output for step in self.users(attention.output, part="flattening")), attention.output)
@@ -343,57 +345,31 @@ class ProgramReader:
         return self.weights(step.operands[f"table{at}"], turned).widened()
 
 
-def turn_numbers(numbers: Floats, turned: bool) -> Floats:
-    """Return a matrix, its transpose if it is turned, row by row in memory."""
-    return np.ascontiguousarray(numbers.T if turned and numbers.ndim == 2 else numbers)
-
-
-def widen_integers(whole: WholeNumbers) -> Floats:
-    """Return whole numbers times their scales (p, n), in float32."""
-    scale = np.repeat(whole.scale, whole.group, 0)
-    return np.ascontiguousarray((whole.whole * scale).T, np.float32)
-
-
-def scaled_blocks(blocks: NDArray[np.void], factor: float) -> NDArray[np.void] | None:
-    """Return blocks whose numbers are multiplied by a factor, exactly; None where scales in float16 cannot do it."""
-    scaled = blocks.copy()
-    for name in {"d", "m"} & {*(blocks.dtype.names or ())}:
-        wanted = blocks[name].astype(np.float64) * factor
-        with np.errstate(over="ignore"):
-            scaled[name] = wanted
-        if not np.array_equal(scaled[name].astype(np.float64), wanted):
-            return None
-    return scaled
-
-
-def filed_numbers(constant: Format, numbers: Floats) -> StoredNumbers:
-    """Return a weight (p, n) with its blocks of a file, or only with its numbers where no whole blocks are a row."""
-    number = None if constant.filed is None else BLOCK_TYPES.get(constant.filed)
-    if number is None:
-        return StoredNumbers(numbers, called=f"{constant.name}, which no GGUF file has")
-    if numbers.shape[1] % STORED[number].numbers:
-        return StoredNumbers(
-            numbers, called=f"{constant.name} in rows of {numbers.shape[1]}, which are no whole blocks"
-        )
-    return StoredNumbers(numbers, number, blocks=constant.filed_blocks())
-
-
-def plain_integers(constant: Format) -> WholeNumbers | None:
-    """Return a weight as whole numbers in equal groups, each times its scale; None for one that is stored otherwise:
-    sparse, as factors, or multiplied by turned rows."""
-    parts = constant.integers()
-    if len(parts) != 1 or parts[0].turn is not None or constant.prunes or constant.shape[0] % parts[0].group:
-        return None
-    return parts[0]
+def pack_products(products: Sequence[PlainProduct], name: str) -> PlainProduct:
+    """Return products of the same rows as one, their outputs behind one another. Raises InputError for a low-rank
+    product beside one of them."""
+    if any(product.correction is not None for product in products):
+        raise no_place(name, "has a low-rank product beside some of its outputs")
+    widths = [len(product.weight.numbers) for product in products]
+    rows = [
+        np.zeros(width, np.float32) if product.bias is None else product.bias
+        for product, width in zip(products, widths, strict=True)
+    ]
+    biased = any(product.bias is not None for product in products)
+    weight = pack_numbers([product.weight for product in products])
+    return PlainProduct(products[0].x, weight, np.concatenate(rows) if biased else None)
 
 
 @dataclass(frozen=True)
 class NormedBehindReader:
     """The layers of BERT's kin, each part of which is added to its input and normed behind that. `names`: those of the
-    parts in files."""
+    parts in files, where units with a gate have its name; `first`: that of the norm of the embedding; `biased`:
+    products add a row."""
 
     reader: ProgramReader
     names: Mapping[str, str]
+    first: str = "embeddings.LayerNorm"
+    biased: bool = True
 
     def read(self) -> PlainModel:
         """Read all layers."""
@@ -401,34 +377,52 @@ class NormedBehindReader:
         for at, name in enumerate(str(embed.attributes["fields"]).split(",")):
             model.tensors[f"embeddings.{TABLE_NAMES[name]}_embeddings.weight"] = self.reader.table(embed, at)
         width = model.tensors["embeddings.word_embeddings.weight"].numbers.shape[1]
-        self.norm(model, embed, "embeddings.LayerNorm", width)
+        self.norm(model, embed, self.first, width)
         stream = embed.output
         for number, (attention, products, sizes, norms, _) in enumerate(self.reader.attentions()):
             if norms:
                 raise no_place(f"layer {number}", "has norms of heads")
             of = {part: f"{self.names['layer']}.{number}.{name}" for part, name in self.names.items()}
-            if {product.x for product in products.values()} != {stream}:
+            if {self.reader.before_choice(product.x) for product in products.values()} != {stream}:
                 raise no_place(f"layer {number}", "attends to other rows than those of the layer before it")
-            for part, product in zip(("query", "key", "value"), products.values(), strict=True):
-                self.linear(model, of[part], product)
-            mixed = self.added(self.reader.joined(attention), stream, of["output"])
-            between = self.behind(model, mixed, of["output"], of["norm1"], width)
-            inner = self.reader.one(self.reader.users(between, part="weights"), of["up"])
-            up = self.reader.product(inner.output)
-            self.linear(model, of["up"], up)
-            down = self.added(inner.output, between, of["down"])
+            for part, product in self.projections(products, of).items():
+                model.note(of[part], product, self.biased)
+            output = self.added(stream, of["output"], self.reader.joined(attention))
+            between = self.behind(model, output, of["output"], of["norm1"], width)
+            down = self.added(between, of["down"])
+            units = self.units(down[1].operands["x"], of)
+            for part, product in units.items():
+                model.note(of[part], product, self.biased)
             stream = self.behind(model, down, of["down"], of["norm2"], width)
-            model.layers.append(sizes._replace(units=len(up.weight.numbers)))
+            model.layers.append(sizes._replace(units=len(units["up"].weight.numbers)))
         return model
 
-    def added(self, x: str, stream: str, name: str) -> Step:
-        """Return the product of a value that is added to the stream."""
-        steps = self.reader.users(x, part="weights")
-        return self.reader.one((step for step in steps if step.operands.get("residual") == stream), name)
+    def projections(self, products: Mapping[str, PlainProduct], names: Mapping[str, str]) -> dict[str, PlainProduct]:
+        """Return the products of queries, keys and values by the parts that files have: three, or one."""
+        if PACKED in names:
+            return {PACKED: pack_products([*products.values()], names[PACKED])}
+        return dict(zip(("query", "key", "value"), products.values(), strict=True))
 
-    def behind(self, model: PlainModel, step: Step, name: str, norm: str, width: int) -> str:
-        """Note a product and the norm behind it; return the normed value."""
-        self.linear(model, name, self.reader.product(step.output))
+    def units(self, name: str, names: Mapping[str, str]) -> dict[str, PlainProduct]:
+        """Return the products of hidden units by their parts: one, or two of which one is a gate."""
+        if "gate" not in names:
+            return {"up": self.reader.product(name)}
+        return dict(zip(("gate", "up"), self.reader.gated(name, names["up"]), strict=True))
+
+    def added(self, stream: str, name: str, x: str | None = None) -> tuple[Step, Step]:
+        """Return the step that adds a product of a value, or of any, to the stream, and the product."""
+        products = dict[str, Step]()
+        for step in self.reader.program.steps:
+            pair = self.reader.summed(step)
+            if pair is not None and pair[0] == stream and (x is None or pair[1].operands["x"] == x):
+                products[step.output] = pair[1]
+        step = self.reader.one((self.reader.steps[output] for output in products), name)
+        return step, products[step.output]
+
+    def behind(self, model: PlainModel, summed: tuple[Step, Step], name: str, norm: str, width: int) -> str:
+        """Note a product and the norm behind its sum with the stream; return the normed value."""
+        step, product = summed
+        model.note(name, self.reader.product(product.output), self.biased)
         if "eps" not in step.attributes:
             step = self.reader.one(self.reader.users(step.output, part="entries"), norm)
         self.norm(model, step, norm, width)
@@ -438,12 +432,6 @@ class NormedBehindReader:
         """Note the gain and the shift of a norm."""
         model.tensors[f"{name}.weight"] = self.reader.row(step, "gain", 1.0, width)
         model.tensors[f"{name}.bias"] = self.reader.row(step, "shift", 0.0, width)
-
-    def linear(self, model: PlainModel, name: str, product: PlainProduct) -> None:
-        """Note a product, with a bias of zeros where it has none."""
-        model.note(name, product)
-        bias = np.zeros(len(product.weight.numbers), np.float32) if product.bias is None else product.bias
-        model.tensors[f"{name}.bias"] = StoredNumbers(bias)
 
 
 SummedStream = tuple[object, ...]  # a sum of the residual stream: the products that were added to it, one after another
@@ -468,19 +456,17 @@ class GatedReader:
         for number, (attention, products, sizes, norms, factor) in enumerate(self.reader.attentions()):
             at = f"layers.{number}"
             self.head_norms(model, f"{at}.self_attn", norms, sizes.columns, factor)
-            read = {self.reader.before_choice(product.x) for product in products.values()}
-            if len(read) != 1:
-                raise no_place(f"{at}.self_attn", "reads rows of several norms")
-            self.norm(model, f"{at}.input_layernorm", read.pop(), stream, width)
+            for value in {self.reader.before_choice(product.x): None for product in products.values()}:
+                self.norm(model, f"{at}.input_layernorm", value, stream, width)
             for part, product in products.items():
-                self.linear(model, f"{at}.self_attn.{part}_proj", product, part in self.biased)
+                model.note(f"{at}.self_attn.{part}_proj", product, part in self.biased)
             output, stream = self.added(f"{at}.self_attn.o_proj", stream, self.reader.joined(attention))
-            self.linear(model, f"{at}.self_attn.o_proj", output)
+            model.note(f"{at}.self_attn.o_proj", output, False)
             down, behind = self.added(f"{at}.mlp.down_proj", stream, None)
-            gate, up = self.gated(down.x, f"{at}.mlp")
+            gate, up = self.reader.gated(down.x, f"{at}.mlp")
             self.norm(model, f"{at}.post_attention_layernorm", gate.x, stream, width)
             for part, product in (("gate", gate), ("up", up), ("down", down)):
-                self.linear(model, f"{at}.mlp.{part}_proj", product)
+                model.note(f"{at}.mlp.{part}_proj", product, False)
             model.layers.append(sizes._replace(units=len(up.weight.numbers)))
             stream = behind
         self.end(model, stream, width, tied)
@@ -489,41 +475,29 @@ class GatedReader:
     def stream(self, name: str) -> SummedStream:
         """Return the stream that a value is, before a norm of the same step."""
         step = self.reader.steps.get(name := self.reader.before_choice(name))
-        if step is None or layer_part(step) != "weights" or "residual" not in step.operands:
+        if (summed := self.reader.summed(step)) is None:
             return (name,)
-        added = (self.reader.alike(step.operands[name]) for name in ("weight", "bias") if name in step.operands)
-        return (*self.stream(step.operands["residual"]), *added)
+        before, product = summed
+        added = (self.reader.alike(product.operands[name]) for name in ("weight", "bias") if name in product.operands)
+        return (*self.stream(before), *added)
 
     def normed_stream(self, name: str) -> SummedStream:
         """Return the stream that a value is the norm of."""
         step = self.reader.steps[name]
-        return self.stream(step.operands["x"] if layer_part(step) == "entries" else name)
+        return self.stream(step.operands["x"] if self.reader.summed(step) is None else name)
 
     def added(self, name: str, stream: SummedStream, x: str | None) -> tuple[PlainProduct, SummedStream]:
         """Return the product of `x`, or of any value, that is added to a stream, and the sum. It may be two steps, one
         of which gives the norm of the sum."""
-        sums = {
-            self.stream(step.output): step.output
-            for step in self.reader.program.steps
-            if layer_part(step) == "weights"
-            and "residual" in step.operands
-            and self.stream(step.operands["residual"]) == stream
-            and (x is None or step.operands["x"] == x)
-        }
+        sums = dict[SummedStream, str]()
+        for step in self.reader.program.steps:
+            pair = self.reader.summed(step)
+            if pair is not None and self.stream(pair[0]) == stream and (x is None or pair[1].operands["x"] == x):
+                sums[self.stream(step.output)] = pair[1].output
         if len(sums) != 1:
             raise no_place(name, f"is {len(sums) or 'no'} products that are added to their layer")
         [(behind, output)] = sums.items()
         return self.reader.product(output), behind
-
-    def gated(self, name: str, where: str) -> tuple[PlainProduct, PlainProduct]:
-        """Return the products of a gate and of what it multiplies. Raises InputError for another unit."""
-        step = self.reader.steps[name]
-        if layer_part(step) in ("weights", "entries") and "times" in step.operands:
-            one = step.output if layer_part(step) == "weights" else step.operands["x"]
-            other = step.operands["times"]
-            gate, up = (one, other) if "activation" in step.attributes else (other, one)
-            return self.reader.product(gate), self.reader.product(up)
-        raise no_place(where, "is no gated unit")
 
     def norm(self, model: PlainModel, name: str, value: str, stream: SummedStream, width: int) -> None:
         """Note the gain of a norm. Raises InputError unless the value is the norm of a stream."""
@@ -533,7 +507,9 @@ class GatedReader:
         rows = {"shift", "bias"} if layer_part(step) == "entries" else {"shift"}
         if odd := step.operands.keys() & rows:
             raise no_place(f"{name}.bias", f"is the {min(odd)} of a norm")
-        model.tensors[f"{name}.weight"] = self.reader.row(step, "gain", 1.0, width)
+        gain = self.reader.row(step, "gain", 1.0, width)
+        if not np.array_equal(model.tensors.setdefault(f"{name}.weight", gain).numbers, gain.numbers):
+            raise no_place(name, "has several gains")
 
     def head_norms(self, model: PlainModel, name: str, norms: Mapping[str, Step], columns: int, factor: float) -> None:
         """Note the gains of norms of heads, those of queries times the factor of scores. Raises InputError for a norm
@@ -545,15 +521,6 @@ class GatedReader:
                 raise no_place(f"{name}.{part}_norm.bias", "is the shift of a norm")
             gain = self.reader.row(step, "gain", 1.0, columns)
             model.tensors[f"{name}.{part}_norm.weight"] = gain.scaled(factor) if part == "q" else gain
-
-    def linear(self, model: PlainModel, name: str, product: PlainProduct, biased: bool = False) -> None:
-        """Note a product. Raises InputError for a bias that its class has not."""
-        model.note(name, product)
-        if biased:
-            bias = np.zeros(len(product.weight.numbers), np.float32) if product.bias is None else product.bias
-            model.tensors[f"{name}.bias"] = StoredNumbers(bias)
-        elif product.bias is not None:
-            raise no_place(f"{name}.bias", "is a row that laws left behind a product")
 
     def end(self, model: PlainModel, stream: SummedStream, width: int, tied: bool) -> None:
         """Note the last norm, and the head behind it, or behind the last row of each text."""

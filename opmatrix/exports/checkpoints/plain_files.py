@@ -24,9 +24,9 @@ from opmatrix.exports.checkpoints.peft_adapter import ADAPTER, describe_adapter,
 from opmatrix.exports.checkpoints.plain_class import (
     CLASSES,
     INTEGERS,
+    PACKING_FAMILIES,
     LayerSizes,
     PlainModel,
-    StoredNumbers,
     check_uniform,
     describe_sizes,
     is_tied,
@@ -34,6 +34,7 @@ from opmatrix.exports.checkpoints.plain_class import (
     no_place,
     read_plain,
 )
+from opmatrix.exports.checkpoints.stored_numbers import StoredNumbers
 from opmatrix.exports.exported_files import fresh_files
 from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.files.directory.declared import KNOWN
@@ -80,7 +81,7 @@ def write_plain(program: Program, place: Path) -> str:
     """Write a program as `export_plain`. Raises as it does, without the name of the option."""
     config = plain_config(program)
     family, pooling = str(config.get("model_type")), check_written(program)
-    model = read_plain(program, family, is_tied(config), [INTEGERS])
+    model = read_plain(program, family, is_tied(config), [] if family in PACKING_FAMILIES else [INTEGERS])
     sizes = check_uniform(model.layers)
     settings = describe_config(config, family, model, sizes)
     tensors = name_tensors(model, family, settings)
@@ -219,7 +220,7 @@ def write_text_files(place: Path, program: Program, pooling: Pooling, config: Se
     text = program.meta.get("tokenizer")
     if isinstance(text, str):
         (place / TOKENIZER).write_text(text, "utf-8")
-        limit = pooling.max_seq_length or config["max_position_embeddings"]
+        limit = pooling.max_seq_length or config[spelling(config, "max_position_embeddings")]
         write_json(place / TOKENIZER_CONFIG, name_special(text, config) | {"model_max_length": limit})
     if ends := program.meta.get("ends"):
         write_json(place / GENERATION, {"eos_token_id": ends})
@@ -254,7 +255,7 @@ def write_modules(place: Path, pooling: Pooling, config: Settings) -> None:
     ]
     for path in folders.values():
         (place / path).mkdir(exist_ok=True)
-    width = config.get("hidden_size") or config.get("dim")
+    width = config[spelling(config, "hidden_size")]
     modes: str | list[str] = pooling.modes[0] if len(pooling.modes) == 1 else [*pooling.modes]
     prompts = dict(pooling.prompts)
     default = next((name for name, prompt in prompts.items() if prompt == pooling.prompt), "default")
@@ -271,7 +272,7 @@ def write_modules(place: Path, pooling: Pooling, config: Settings) -> None:
         place / POOLING / CONFIG,
         {"word_embedding_dimension": width, "pooling_mode": modes, "include_prompt": pooling.include_prompt},
     )
-    limit = pooling.max_seq_length or config["max_position_embeddings"]
+    limit = pooling.max_seq_length or config[spelling(config, "max_position_embeddings")]
     write_json(place / TRANSFORMER[0], {"max_seq_length": limit, "do_lower_case": pooling.lower})
     write_json(place / PROMPTS, beside | ({"truncate_dim": pooling.width} if pooling.width else {}))
 

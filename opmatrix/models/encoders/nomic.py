@@ -81,7 +81,16 @@ NOMIC_GGUF = {
     "blk.#.layer_output_norm": "encoder.layers.#.norm2",
 }
 
-
+NOMIC_PARTS = dict(
+    layer="encoder.layers",
+    packed="attn.Wqkv",
+    output="attn.out_proj",
+    norm1="norm1",
+    gate="mlp.fc12",
+    up="mlp.fc11",
+    down="mlp.fc2",
+    norm2="norm2",
+)  # parts of a layer that is no mixture, in published files
 HEAD_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu", "glu": "gelu"}  # unit -> the activation of the head
 
 

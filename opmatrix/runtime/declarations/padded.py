@@ -6,7 +6,7 @@ A value of T has the axes (batch, length, columns) or (batch, length, heads, col
 of numpy and in those below. Arrays of numpy run it; arrays of a graph (opmatrix/exports/graph.py) record it, and torch
 and ONNX write what was recorded."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from types import SimpleNamespace
 from typing import Any
@@ -26,22 +26,13 @@ from opmatrix.runtime.declarations.arguments import Arguments
 Padded = Any  # an array of numpy, or of a graph
 PaddedReader = Callable[[Arguments], Padded]
 PaddedStage = Callable[[Padded, Arguments], Padded]
+RowStep = Callable[[Sequence[Padded], Sequence[Padded]], tuple[Sequence[Padded], Padded]]
 LOWEST = float(np.finfo(np.float32).min)  # added to scores of keys that are not seen: their share is exactly 0
 MAX_TABLED = 1 << 13  # positions of a pattern that is read from a table
 
 
 class Unpadded(ValueError):
     """A step without a reading of padded batches."""
-
-
-def unpadded(reason: str) -> PaddedReader:
-    """Return the reading of a kernel that has none. Raises Unpadded, with the reason, when it is called."""
-
-    def refuse(a: Arguments) -> Padded:
-        """Raise Unpadded."""
-        raise Unpadded(reason)
-
-    return refuse
 
 
 # ---- array functions besides those of numpy: arrays of a graph record them by name
@@ -124,6 +115,36 @@ def take_columns(x: Padded, places: Padded) -> Padded:
     return np.take_along_axis(x, np.broadcast_to(places, (*x.shape[:3], places.shape[3])), 3)
 
 
+def pass_rows(step: RowStep, states: Sequence[Padded], rows: Sequence[Padded]) -> tuple[Sequence[Padded], Padded]:
+    """Pass rows through states in their order: from the states (batch, ..) before a row, and that row (batch, ..) of
+    arrays (batch, length, ..), `step` gives the states behind it, and its result. Return the last states, and all
+    results (batch, length, ..)."""
+    if record := getattr(rows[0], "record_passed", None):
+        recorded: tuple[Sequence[Padded], Padded] = record(step, states, rows)
+        return recorded
+    results = []
+    for at in range(rows[0].shape[1]):
+        states, result = step(states, [x[:, at] for x in rows])
+        results.append(result)
+    return states, np.stack(results, 1)
+
+
+def pass_valid(
+    step: RowStep, states: Sequence[Padded], rows: Sequence[Padded], valid: Padded
+) -> tuple[Sequence[Padded], Padded]:
+    """Pass rows through states as `pass_rows`, but those of padding, which leave states as they are."""
+
+    def passed(before: Sequence[Padded], row: Sequence[Padded]) -> tuple[Sequence[Padded], Padded]:
+        """Step, and keep the states before a row of padding."""
+        behind, result = step(before, row[:-1])
+        there = row[-1]
+        for _ in before[0].shape[1:]:
+            there = np.expand_dims(there, -1)
+        return [np.where(there, one, other) for one, other in zip(behind, before, strict=True)], result
+
+    return pass_rows(passed, states, [*rows, valid])
+
+
 # ---- the batch
 
 
@@ -137,6 +158,7 @@ class PaddedBatch:
         self.positions = np.maximum(self.counts - 1, 0)
         self.lengths = np.expand_dims(self.counts.max(1), 1)
         self.key_positions, self.key_valid = self.positions, valid  # of the rows that attention may see
+        self.left: dict[tuple[int, ...], Padded] = {}  # states behind the last rows, by what passed through them
 
     def field(self, name: str) -> Padded:
         """Return the numbers of a field, (batch, length). Raises Unpadded for one that depends on the whole batch."""
@@ -180,6 +202,30 @@ class PaddedBatch:
         }
         return numbers[relation.name]()
 
+    def zeros(self, *shape: int) -> Padded:
+        """Return zeros for each sequence, (batch, ..)."""
+        none = self.lengths * 0.0
+        for _ in shape[1:]:
+            none = np.expand_dims(none, -1)
+        return none + np.zeros(shape, np.float32)
+
+    def choose_rows(self, x: Padded, at: Padded) -> Padded:
+        """Return the rows of x (batch, heads, length, columns) at positions (batch, rows), zeros where there is none:
+        a product with zeros and ones."""
+        there = np.expand_dims(self.valid, 1) & (np.expand_dims(self.positions, 1) == np.expand_dims(at, 2))
+        return take_named(there, x)
+
+    def shift_rows(self, x: Padded, k: int, state: Padded = None) -> Padded:
+        """Return the row k before each row of x (batch, heads, length, columns), zeros where there is none. Raises
+        Unpadded for a state, as whole texts have none."""
+        if state is not None:
+            raise Unpadded("it reads the states of a session")
+        return self.choose_rows(x, self.positions - k)
+
+    def last_rows(self, x: Padded, state: Padded) -> Padded:
+        """Return the next state, the last rows of x. Raises Unpadded, as whole texts have no states."""
+        raise Unpadded("it writes to the states of a session")
+
     def append(self, x: Padded, cache: Padded) -> Padded:
         """Return a cache with new rows behind its own. Raises Unpadded, as whole texts have no caches."""
         raise Unpadded("it writes to the caches of a session")
@@ -191,13 +237,15 @@ class PaddedBatch:
 
 class CachedBatch(PaddedBatch):
     """New rows of sequences, (batch, length), behind rows whose keys and values are in caches, (batch, heads, past,
-    columns). `valid` is of all rows, (batch, past + length); past may be 0. Padding may be anywhere."""
+    columns), or in states (batch, heads, rows, columns). `valid` is of all rows, (batch, past + length); past may be 0.
+    Padding may be anywhere."""
 
     def __init__(self, tokens: Padded, valid: Padded, kinds: Padded) -> None:
         super().__init__(tokens, valid, kinds)
         self.valid, self.counts, self.positions = (
             take_newest(every, tokens) for every in (valid, self.counts, self.positions)
         )
+        self.begun = self.lengths - np.expand_dims(np.where(self.valid, 1, 0).sum(1), 1)  # rows before the new ones
 
     def place(self, end: str) -> Padded:
         """Return the place of the last token of each sequence, (batch,). Raises Unpadded for the first, which may lie
@@ -206,6 +254,25 @@ class CachedBatch(PaddedBatch):
             raise Unpadded("it picks the first row of each sequence, which is before new rows")
         return super().place(end)
 
+    def rows_at(self, x: Padded, state: Padded, at: Padded) -> Padded:
+        """Return the rows at positions (batch, rows) of new rows x (batch, heads, length, columns), or of the last rows
+        before them in a state."""
+        held = self.begun + np.arange(-state.shape[2], 0)
+        before = take_named(np.expand_dims(held, 1) == np.expand_dims(at, 2), state)
+        return before + self.choose_rows(x, at)
+
+    def shift_rows(self, x: Padded, k: int, state: Padded = None) -> Padded:
+        """Return the row k before each new row of x, from a state where it is before them. Raises Unpadded without a
+        state."""
+        if state is None:
+            raise Unpadded("it reads rows before new ones that no state holds")
+        return self.rows_at(x, state, self.positions - k)
+
+    def last_rows(self, x: Padded, state: Padded) -> Padded:
+        """Return the next state: the last rows of x, as many as the state has, from the state where they are before new
+        ones."""
+        return self.rows_at(x, state, self.lengths + np.arange(-state.shape[2], 0))
+
     def append(self, x: Padded, cache: Padded) -> Padded:
         """Return a cache with new rows (batch, length, heads, columns) behind its own."""
         return np.concatenate([cache, np.swapaxes(x, 1, 2)], 2)
@@ -213,6 +280,12 @@ class CachedBatch(PaddedBatch):
     def held_rows(self, cache: Padded) -> Padded:
         """Return the rows of a cache, (batch, total, heads, columns)."""
         return np.swapaxes(cache, 1, 2)
+
+
+def take_named(there: Padded, x: Padded) -> Padded:
+    """Return the row of x (batch, heads, n, columns) that each of m rows names in `there` (batch, m, n), zeros where it
+    names none: (batch, heads, m, columns)."""
+    return np.expand_dims(np.where(there, 1.0, 0.0), 1) @ x
 
 
 def see_positions(where: Pattern, queries: Padded, keys: Padded) -> Padded:

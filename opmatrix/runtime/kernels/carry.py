@@ -17,7 +17,7 @@ from opmatrix.runtime.declarations.costs import Costs
 from opmatrix.runtime.declarations.fitting import copied
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Heads, Rows, States
-from opmatrix.runtime.declarations.padded import unpadded
+from opmatrix.runtime.declarations.padded import Padded
 from opmatrix.runtime.kernels.row_term import (
     ask_rows,
     asked_rows,
@@ -25,6 +25,7 @@ from opmatrix.runtime.kernels.row_term import (
     declared_signature,
     find_kernel,
     in_shape,
+    read_padded,
     rows_bound,
     rows_cost,
     rows_meaning,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from formats.kernels.generated.rowwise.row_bounds import RowsBefore
     from formats.kernels.generated.rowwise.row_kernel import CarriedRows, RowKernel
 
-IN_SESSIONS = "it reads the states of a session"
 V = TypeVar("V")
 
 
@@ -128,7 +128,10 @@ class keep_rows(Arguments):
         states[targets[targets > 0]] = rows[targets > 0]
         return states
 
-    padded = unpadded("it writes to the states of a session")
+    def padded(a) -> Padded:
+        """Return the next state, (batch, heads, rows, columns): the last rows of x."""
+        x = a.x if hasattr(a.shapes.x, "heads") else np.expand_dims(a.x, 2)
+        return a.batch.last_rows(np.swapaxes(x, 1, 2), a.state)
 
     def bound(a) -> Doubles:
         """Return 0: rows are copied."""
@@ -144,7 +147,7 @@ class carried_rows(Arguments):
     """A term that reads rows of these values, and rows before them, of new rows or in states, in a kernel of its
     own."""
 
-    run, cost, restrict, padded = run_carried_rows, rows_cost, ask_rows, unpadded(IN_SESSIONS)
+    run, cost, restrict, padded = run_carried_rows, rows_cost, ask_rows, read_padded
 
     def shape(a) -> Rows | Heads:
         """Return the shape that the written kernel declares. Raises ValueError for states that do not fit."""
@@ -169,7 +172,7 @@ class carried_rows(Arguments):
 class carried_scan(Arguments):
     """New rows of each sequence merged in order, onto the last result of its state, in a kernel of its own."""
 
-    run, restrict, padded = run_carried_scan, ask_rows, unpadded(IN_SESSIONS)
+    run, restrict, padded = run_carried_scan, ask_rows, read_padded
 
     def shape(a) -> Rows | Heads:
         """Return the rows or heads of the written kernel's result. Raises ValueError for states that do not fit, and

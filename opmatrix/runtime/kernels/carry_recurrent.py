@@ -15,13 +15,14 @@ from opmatrix.runtime.declarations.by_sequence import Doubles, sentence_rows
 from opmatrix.runtime.declarations.costs import Costs
 from opmatrix.runtime.declarations.kernel import Arguments, Restricted, RowNumbers, kernel
 from opmatrix.runtime.declarations.operands import Heads, States, Vector
-from opmatrix.runtime.declarations.padded import unpadded
-from opmatrix.runtime.kernels.carry import IN_SESSIONS, NewRows
+from opmatrix.runtime.declarations.padded import Padded
+from opmatrix.runtime.kernels.carry import NewRows
 from opmatrix.runtime.kernels.recurrent import (
     RowState,
     StatePasses,
     check_decays,
     cost_recurrent,
+    pass_padded,
     read_passes,
     row_factors,
     shape_recurrent,
@@ -88,11 +89,21 @@ def left_states(a: Arguments, of: Arguments) -> Iterator[tuple[int, RowState]]:
                 yield target, state
 
 
+def passed_operands(a: Arguments, before: Padded) -> tuple[int, ...]:
+    """Return which values pass through a state, by their identities."""
+    return tuple(map(id, (a.k, a.v, a.decays, a.rates, a.betas, before)))
+
+
 @kernel(launches=True, row_mixing=True, prices={})
 class carried_recurrent(Arguments):
     """Each query of new rows times the state of its sequence up to its row."""
 
-    run, padded = run_carried_recurrent, unpadded(IN_SESSIONS)
+    run = run_carried_recurrent
+
+    def padded(a) -> Padded:
+        """Pass rows through the state (batch, heads, d, e) of each sequence, which leaves the next one."""
+        a.batch.left[passed_operands(a, a.s0)], read = pass_padded(a, a.s0, a.q)
+        return read
 
     def shape(a) -> Heads:
         """Return the heads and the columns of v. Raises ValueError for operands or states that do not fit."""
@@ -125,7 +136,12 @@ class keep_states(Arguments):
     """States behind the last new rows of each sequence: that before them, with their keys and values, times their
     decays; other states stay."""
 
-    run, padded = run_keep_states, unpadded(IN_SESSIONS)
+    run = run_keep_states
+
+    def padded(a) -> Padded:
+        """Return the state that the rows leave, if they have passed through it, else pass them."""
+        passed = a.batch.left.get(passed_operands(a, a.state))
+        return pass_padded(a, a.state, a.k)[0] if passed is None else passed
 
     def shape(a) -> States:
         """Return the shape of the states. Raises ValueError if they do not fit."""

@@ -22,11 +22,12 @@ from opmatrix.runtime.declarations.costs import Costs
 from opmatrix.runtime.declarations.fitting import heads_of, same
 from opmatrix.runtime.declarations.kernel import Arguments, Restricted, RowNumbers, kernel
 from opmatrix.runtime.declarations.operands import Heads, States, Vector
-from opmatrix.runtime.declarations.padded import Padded, Unpadded, score_keys, weigh_values
+from opmatrix.runtime.declarations.padded import Padded, group_heads, pass_valid, score_keys, weigh_values
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
 
+PLAIN_OPERANDS = 3  # queries, keys and values
 RateNumber = TypeVar("RateNumber", bound=np.floating)
 
 
@@ -182,6 +183,39 @@ def read_empty(a: Arguments, of: Arguments) -> Iterator[RowState]:
     yield from read_passes(a, of, StatePasses.of(of, heads, lambda keys: empty))
 
 
+def pass_padded(a: Arguments, before: Padded, q: Padded, whole: bool = False) -> tuple[Padded, Padded]:
+    """Pass keys, values, decays and betas (batch, length, heads, columns) through a state (batch, heads, d, e). Return
+    the last state, and what queries read: each of the state behind its row, or (`whole`) of the last."""
+    heads = before.shape[1]
+    decays = a.decays
+    if a.rates is not None:
+        decays = np.expand_dims(np.expand_dims(a.batch.positions * 0.0, 2), 3) + a.rates.reshape(heads, -1)
+    factors = {"decay": decays, "beta": a.betas}
+    rows = {"k": a.k, "v": a.v, "q": q} | {name: x for name, x in factors.items() if x is not None}
+
+    def step(states: Sequence[Padded], row: Sequence[Padded]) -> tuple[Sequence[Padded], Padded]:
+        """Multiply the state by its decay, add a key times a value, or the corrected one, and read it."""
+        of, [state] = dict(zip(rows, row, strict=True)), states
+        k, v = of["k"], of["v"]
+        if "decay" in of:
+            state = state * np.expand_dims(of["decay"], 3)
+        if "beta" in of:
+            v = of["beta"] * (v - read_state(state, k))
+        state = state + np.expand_dims(k, 3) * np.expand_dims(v, 2)
+        return [state], read_state(state, of["q"])
+
+    grouped = [group_heads(x, heads) for x in rows.values()]
+    [last], results = pass_valid(step, [before], grouped, a.batch.valid)
+    if whole:
+        results = np.swapaxes(np.swapaxes(group_heads(q, heads), 1, 2) @ last, 1, 2)
+    return last, results
+
+
+def read_state(state: Padded, q: Padded) -> Padded:
+    """Return queries (batch, heads, d) times states (batch, heads, d, e)."""
+    return (np.expand_dims(q, 2) @ state)[:, :, 0]
+
+
 def time_recurrent(step: StepPriced) -> Callable[["Grid", "Numbers"], Iterator[Timed]]:
     """Return the timed calls of such a step, with decays of each head."""
 
@@ -267,11 +301,11 @@ class recurrent(Arguments):
         return np.stack([row.numbers for row in read_empty(a, a)])
 
     def padded(a) -> Padded:
-        """Multiply scores of all pairs with values. Raises Unpadded for decays, which have no products of pairs
-        there."""
-        if a.decays is not None or a.rates is not None or a.betas is not None:
-            raise Unpadded("decays of linear attention, or corrections")
-        heads = max(a.q.shape[2], a.k.shape[2], a.v.shape[2])
+        """Multiply scores of all pairs with values; with decays or corrections, pass rows through a state."""
+        passing = [x for x in (a.q, a.k, a.v, a.decays, a.betas) if x is not None]
+        heads = max(x.shape[2] for x in passing)
+        if len(passing) > PLAIN_OPERANDS or a.rates is not None:
+            return pass_padded(a, a.batch.zeros(heads, a.k.shape[3], a.v.shape[3]), a.q, seen.pattern(a).whole)[1]
         scores = score_keys(a.q, a.k, heads)
         return weigh_values(np.where(a.batch.seen(seen.pattern(a)), scores, 0.0), a.v)
 

@@ -180,7 +180,7 @@ def prune_model(teacher: Teacher, kept: KeptShares, magnitudes: bool) -> Pupil:
     metric = MAGNITUDES if magnitudes else OBS
     with single_blas():
         removed = make_smaller(teacher.operator, teacher.imported, kept, teacher.text.fit, probe, metric)
-    return Pupil(removed.model, removed.name)
+    return Pupil(removed.model, f"{removed.name}, by size alone" if magnitudes else removed.name)
 
 
 def open_student(student: Program | str | Path, teacher: Teacher) -> Pupil:
@@ -204,16 +204,19 @@ def teach(
     from_torch(module)
     model.requires_grad_(False)
     lesson = Lesson(module, model, teacher.text, Objective(teacher.checkpoint.speaks))
-    learnt = describe_lesson(teacher.checkpoint, text, module, plan)
+    learnt = describe_lesson(teacher, text, pupil, module, plan)
     state = train(Trainer(lesson, plan), target and training_file(target), learnt, progress)
     return from_torch(module), state
 
 
-def describe_lesson(checkpoint: Checkpoint, text: str | Path, module: "GraphModule", plan: TrainingPlan) -> str:
-    """Return the digest of what a training file belongs to: the model, the text, the sizes of the student, the order of
-    texts."""
-    shapes = {name: [*tensor.shape] for name, tensor in module.state_dict().items()}
+def describe_lesson(teacher: Teacher, text: str | Path, pupil: Pupil, module: "GraphModule", plan: TrainingPlan) -> str:
+    """Return the digest of what a training file belongs to: the model, the text and where it is cut, the student and
+    its sizes, the order of texts."""
+    checkpoint, shapes = teacher.checkpoint, {name: [*tensor.shape] for name, tensor in module.state_dict().items()}
+    student = pupil.source.hash if isinstance(pupil.source, Program) else pupil.removed
+    tokens = [sum(len(row) for row, _ in rows) for rows in (teacher.text.train, teacher.text.choose)]
     learnt = [checkpoint.name, dict(checkpoint.config), hashlib.sha256(Path(text).read_bytes()).hexdigest(), shapes]
+    learnt += [student, tokens]
     return hashlib.sha256(repr([*learnt, plan.batch, plan.seed, plan.sparsity]).encode()).hexdigest()
 
 
