@@ -32,7 +32,7 @@ from opmatrix.files.directory.declared import embeds, read_pooling
 from opmatrix.files.directory.dense_layers import dense_layer
 from opmatrix.files.directory.in_memory import HeldModel, hold_model, is_module
 from opmatrix.files.directory.model_files import CONFIG, INDEX, TOKENIZER, WEIGHTS
-from opmatrix.files.directory.scored import read_scoring, read_texts
+from opmatrix.files.directory.scored import read_file_scoring, read_scoring, read_texts
 from opmatrix.files.directory.sparse_files import declares_sparse, read_sparse
 from opmatrix.files.filed_data import BlockSource, FiledData
 from opmatrix.files.methods.plain_weights import QUANT_METHOD, plain_weights
@@ -300,7 +300,10 @@ class Checkpoint:
         names the file and the entry."""
         if self.answer is not None:
             return read_answering(self.config, self.directory, self.template)
-        return read_scoring(self.config, self.directory) if self.classifies else None
+        if not self.classifies:
+            return None
+        read = read_scoring if self.keys is None else read_file_scoring
+        return read(self.config, self.directory)
 
     @cached_property
     def head(self) -> str:
