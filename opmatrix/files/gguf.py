@@ -425,16 +425,16 @@ def config(found: Header, file: Path) -> dict[str, object]:
     )
 
 
-def encoder_config(found: Header, kind: str, file: Path) -> dict[str, object]:
+def encoder_config(opened: Header, kind: str, file: Path) -> dict[str, object]:
     """Return the config of an encoder (llama.cpp, build_bert). Raises InputError for an unknown key, a model that looks
     one way, and a table of kinds that is missing."""
-    encoder, (entries, _) = ENCODER_FILES[kind], split_entries(found.said, kind)
+    encoder, (entries, _) = ENCODER_FILES[kind], split_entries(opened.said, kind)
     names = {**ENCODER_NAMES, **encoder.names}
     refuse_unknown(entries, {*names, *CHECKED}, kind, file)
     for name, usual in (("attention.causal", False), ("attention.head_count_kv", entries.get("attention.head_count"))):
         if entries.get(name, usual) != usual:
             raise InputError(f"{file}: {kind}.{name} is {entries[name]!r:.40}: it must be {usual}, or left out")
-    tables = {name: found.tensors.get(f"{name}.weight") for name in ("token_embd", "token_types")}
+    tables = {name: opened.tensors.get(f"{name}.weight") for name in ("token_embd", "token_types")}
     if (kinds := tables["token_types"]) is None:
         raise InputError(f"{file}: tensor 'token_types.weight' is missing: take another file")
     words = tables["token_embd"]
@@ -447,8 +447,8 @@ def encoder_config(found: Header, kind: str, file: Path) -> dict[str, object]:
             vocab_size=entries.get("vocab_size") if words is None else words.shape[0],
             type_vocab_size=kinds.shape[0] if len(kinds.shape) > 1 else 1,
         )
-        | encoder.told(found.tensors)
-        | (scoring_config(found, kind, file) if entries.get(POOLING) == RANK else {})
+        | encoder.told(opened.tensors)
+        | (scoring_config(opened, kind, file) if entries.get(POOLING) == RANK else {})
     )
 
 

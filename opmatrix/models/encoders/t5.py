@@ -78,15 +78,17 @@ class T5Parts(NamedTuple):
         """Build a norm by the root mean square, with a gain."""
         return rmsnorm(self.config["layer_norm_eps"]) @ diag(self.at(f"{name}.weight", self.width))
 
-    def into_heads(self, name: str) -> Operator:
+    def into_heads(self, name: str) -> Value:
         """Build a product into the columns of heads, and split these."""
         h, d = self.config["num_attention_heads"], self.config["head_dim"]
-        return self.matrix(name, self.width, h * d) @ heads(h)
+        split: Value = self.matrix(name, self.width, h * d) @ heads(h)
+        return split
 
-    def out_of_heads(self, name: str) -> Operator:
+    def out_of_heads(self, name: str) -> Value:
         """Put heads side by side, and build the product behind them."""
         h, d = self.config["num_attention_heads"], self.config["head_dim"]
-        return heads(h).T @ self.matrix(f"{name}.o", h * d, self.width)
+        joined: Value = heads(h).T @ self.matrix(f"{name}.o", h * d, self.width)
+        return joined
 
     def feeding(self, name: str) -> Operator:
         """Build the feed-forward unit, gated in later versions of T5."""
