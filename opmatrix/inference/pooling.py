@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.errors import InputError
-from opmatrix.inference.late_rows import LateRows
+from opmatrix.inference.scores.late_rows import LateRows
 
 if TYPE_CHECKING:
     from opmatrix.algebra.term import Operator, Value

@@ -11,9 +11,9 @@ from formats.core.arrays import Floats
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.inference.embed import BATCH_ROWS, fill
-from opmatrix.inference.late_rows import DOCUMENT, QUERY, TASKS, LateRows
 from opmatrix.inference.pooling import LATE_SIMILARITIES, check_similarity, normalise_rows
 from opmatrix.inference.scores.late_interaction import as_texts, late_scores, pairwise_late_scores
+from opmatrix.inference.scores.late_rows import DOCUMENT, QUERY, TASKS, LateRows
 from opmatrix.inference.text import LineReading
 from rewrites.encoders.embedding_forms import Converted, as_tensor, loaded_torch
 from rewrites.encoders.encoder import Encoder, portions, read_texts

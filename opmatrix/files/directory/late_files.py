@@ -17,8 +17,8 @@ from opmatrix.files.directory.declared import (
     text_limits,
 )
 from opmatrix.files.directory.model_files import CONFIG, PROMPTS, TOKENIZER_CONFIG, TRANSFORMER
-from opmatrix.inference.late_rows import DOCUMENT, LENGTHS, LateRows, read_count, read_words
 from opmatrix.inference.pooling import LATE_SIMILARITIES, Pooling, expect
+from opmatrix.inference.scores.late_rows import DOCUMENT, LENGTHS, LateRows, read_count, read_words
 
 LATE_MODEL = "MultiVectorEncoder"  # the model_type of a model that gives such rows
 TOKEN_VALUE = "token_embeddings"
