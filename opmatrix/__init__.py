@@ -21,7 +21,7 @@ Public names; `help(om.NAME)` describes each:
 
     models       optimize, distil, explore, open_model, from_torch, build, promised, FAMILIES
     programs     load, Program, Batch, cached, schedule, to_torch
-    encoders     SentenceTransformer, CrossEncoder, SparseEncoder
+    encoders     SentenceTransformer, CrossEncoder, SparseEncoder, MultiVectorEncoder
     laws         laws, prove, symbol, substitute
     machines     partition, plan, Mesh, BatchSizes
     training     pullback, dropout, timed_step
@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from opmatrix.runtime.program import Program as Program
     from rewrites.approximate.students.distilled import distil as distil
     from rewrites.encoders.cross_encoder import CrossEncoder as CrossEncoder
+    from rewrites.encoders.multi_vector_encoder import MultiVectorEncoder as MultiVectorEncoder
     from rewrites.encoders.sentence_transformer import SentenceTransformer as SentenceTransformer
     from rewrites.encoders.sparse_encoder import SparseEncoder as SparseEncoder
     from rewrites.explain.derivations.schedules import schedule as schedule
@@ -120,6 +121,7 @@ DOOR = {  # public name -> its module, and its name there
     "VerificationError": ("rewrites.verify", "VerificationError"),
     "CrossEncoder": ("rewrites.encoders.cross_encoder", "CrossEncoder"),
     "SentenceTransformer": ("rewrites.encoders.sentence_transformer", "SentenceTransformer"),
+    "MultiVectorEncoder": ("rewrites.encoders.multi_vector_encoder", "MultiVectorEncoder"),
     "SparseEncoder": ("rewrites.encoders.sparse_encoder", "SparseEncoder"),
     "explore": ("rewrites.explain.exploring.exploration", "explore"),
     "optimize": ("rewrites.run", "optimize"),

@@ -32,7 +32,7 @@ from opmatrix.files.directory.declared import embeds, read_pooling
 from opmatrix.files.directory.dense_layers import dense_layer
 from opmatrix.files.directory.in_memory import HeldModel, hold_model, is_module
 from opmatrix.files.directory.model_files import CONFIG, INDEX, TOKENIZER, WEIGHTS
-from opmatrix.files.directory.scored import read_scoring, read_texts
+from opmatrix.files.directory.scored import read_file_scoring, read_scoring, read_texts
 from opmatrix.files.directory.sparse_files import declares_sparse, read_sparse
 from opmatrix.files.filed_data import BlockSource, FiledData
 from opmatrix.files.methods.plain_weights import QUANT_METHOD, plain_weights
@@ -53,6 +53,7 @@ PICKLED = "pytorch_model.bin"
 QUANTISATION = "quantization_config"
 CLASSIFIES = "ForSequenceClassification"  # the ending of the architectures of models that score texts
 SPEAKS = "ForCausalLM", "LMHeadModel"  # endings of the architectures of language models
+DECODES = "ForConditionalGeneration"  # the ending of the architectures of encoders with a decoder
 # endings of the architectures of models that answer by a head
 ANSWERS = tuple(
     f"For{task}"
@@ -64,6 +65,7 @@ ANSWERS = tuple(
         "NextSentencePrediction",
     )
 )
+TOKENS = "token_embeddings"  # the value of modules of sentence-transformers that rows of tokens are
 HEADED = "a head that an embedding program would ignore: "
 ALONE = "save the model without it, by transformers' AutoModel.from_pretrained(DIR).save_pretrained(NEW), or "
 ROWS = "take a row a token: --output rows"
@@ -266,18 +268,24 @@ class Checkpoint:
         """True for the architecture of a language model."""
         return bool(self.layout.table) and self.architecture.endswith(SPEAKS)
 
+    @property
+    def decodes(self) -> bool:
+        """True for an encoder with a decoder behind it that its family builds."""
+        return self.layout.decoder is not None and self.architecture.endswith(DECODES)
+
     @cached_property
     def answer(self) -> AnswerTokens | None:
-        """The tokens by which a language model scores pairs; None for other models. Raises InputError that names the
-        file and the entry."""
-        if not self.generates or self.keys is not None:
+        """The tokens by which a language model, or a decoder behind its encoder, scores pairs; None for other models.
+        Raises InputError that names the file and the entry."""
+        if not (self.generates or self.decodes) or self.keys is not None:
             return None
-        if declares_answers(self.directory):
+        if self.generates and declares_answers(self.directory):
             return read_answer(self.directory, self.said["vocab_size"])
         if not self.pairs or embeds(self.directory):
             return None
         tokenizer = Tokenizer.from_text(self.tokenizer_text or "", str(self.vocabulary)).tokenizer
-        return usual_answer({token: tokenizer.token_to_id(token) for token in (YES, NO)}, self.vocabulary)
+        words = self.layout.decoder.words if self.layout.decoder else (YES, NO)
+        return usual_answer({word: tokenizer.token_to_id(word) for word in words}, self.vocabulary)
 
     @property
     def architecture(self) -> str:
@@ -299,8 +307,11 @@ class Checkpoint:
         """The labels that it scores texts by, and how; None for a model without such a head. Raises InputError that
         names the file and the entry."""
         if self.answer is not None:
-            return read_answering(self.config, self.directory, self.template)
-        return read_scoring(self.config, self.directory) if self.classifies else None
+            return read_answering(self.config, self.directory, self.template, self.layout.decoder)
+        if not self.classifies:
+            return None
+        read = read_scoring if self.keys is None else read_file_scoring
+        return read(self.config, self.directory)
 
     @cached_property
     def head(self) -> str:
@@ -388,6 +399,8 @@ class Checkpoint:
         prompt out, rows are pooled when texts are read, and the model stays. Raises InputError for layers behind
         those."""
         pooling = self.pooling()
+        if pooling.late:
+            return model @ pooling.operator(*(dense_layer(self.directory / name, TOKENS) for name in pooling.layers))
         if pooling.include_prompt:
             return model @ pooling.operator(*(dense_layer(self.directory / name) for name in pooling.layers))
         if pooling.layers:
@@ -401,13 +414,14 @@ class Checkpoint:
         """True if the files hold a matrix that scores the vocabulary, other than the table of tokens. Such a matrix
         goes before a config that ties both, as it does in transformers from version 5 on. Raises InputError if they
         hold none and the config does not tie."""
-        if self.look_up(self.layout.head) is None and not self.said["tie_word_embeddings"]:
+        scores = self.layout.answering
+        if self.look_up(scores) is None and not self.said["tie_word_embeddings"]:
             raise InputError(
                 f"{self.config.path}: tie_word_embeddings is false or left out, but {self.directory} "
-                f"holds no tensor {self.layout.head!r} that scores the vocabulary: get the weights again, "
+                f"holds no tensor {scores!r} that scores the vocabulary: get the weights again, "
                 "or set it to true if the table of tokens does"
             )
-        return self.differs_from_table(self.layout.head, self.layout.table)
+        return self.differs_from_table(scores, self.layout.table)
 
     def holds_masked_head(self) -> bool:
         """True if the files hold a matrix that scores masked tokens, other than the table of tokens."""

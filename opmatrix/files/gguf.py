@@ -2,7 +2,7 @@
 
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from io import BufferedReader
 from math import nextafter, prod
 from pathlib import Path
@@ -163,26 +163,50 @@ HEAD_LENGTHS = "attention.key_length", "attention.value_length"  # with _mla: of
 LATENT_CHECKED = (*HEAD_LENGTHS, *(f"{name}_mla" for name in HEAD_LENGTHS), "attention.head_count_kv", "vocab_size")
 SIZE_KEYS = "embedding_length", "feed_forward_length", "block_count", "attention.head_count", "context_length"
 ENCODER_NAMES = {name: CONFIG_NAMES[name] for name in SIZE_KEYS} | {LAYER_NORM: "layer_norm_eps"}
-POOLING, RANK = "pooling_type", 4
+POOLING, RANK, LABELS = "pooling_type", 4, "classifier.output_labels"
 POOLING_MODES = {1: "mean", 2: "cls", 3: "lasttoken"}  # pooling_type -> the mode; 0: none is declared
-CHECKED = "vocab_size", "attention.causal", "attention.head_count_kv", POOLING
+CHECKED = "vocab_size", "attention.causal", "attention.head_count_kv", POOLING, LABELS
+NOMIC_BIASES = {"attn_qkv": "qkv_proj_bias", "ffn_up": "mlp_fc1_bias", "ffn_down": "mlp_fc2_bias"}
 
 
 class EncoderFile(NamedTuple):
-    """The family of an architecture, its class in transformers, the names of its further keys, and settings that its
-    files do not hold."""
+    """The family of an architecture, its class in transformers, the names of its further keys, settings that its files
+    do not hold, and those that their tensors tell, by their names."""
 
     family: str
     architecture: str
     names: Mapping[str, str] = MappingProxyType({})
     settings: Mapping[str, object] = MappingProxyType({})
+    told: Callable[[Mapping[str, object]], dict[str, object]] = lambda tensors: {}
+
+
+def told_nomic(tensors: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings of products that have biases."""
+    return {setting: f"blk.0.{part}.bias" in tensors for part, setting in NOMIC_BIASES.items()}
+
+
+def told_jina(tensors: Mapping[str, object]) -> dict[str, object]:
+    """Return the setting of units in two products, and the family of later models, whose queries are normed."""
+    apart = {"gates_apart": "blk.0.ffn_gate.weight" in tensors}
+    return apart | ({"model_type": "jina_bert_normed"} if "blk.0.attn_q_norm.weight" in tensors else {})
 
 
 ROTATION_KEYS = MappingProxyType({"rope.freq_base": CONFIG_NAMES["rope.freq_base"]})
+MIXTURE_KEYS = {"moe_every_n_layers": "moe_every_n_layers", "expert_count": "num_experts"}
 ENCODER_FILES = {
     "bert": EncoderFile("bert", "BertModel", settings={"hidden_act": "gelu"}),
     "nomic-bert": EncoderFile(
         "nomic_bert", "NomicBertModel", ROTATION_KEYS, {"hidden_act": "silu", "rope_theta": 10000.0}
+    ),
+    "nomic-bert-moe": EncoderFile(
+        "nomic_bert",
+        "NomicBertModel",
+        {**ROTATION_KEYS, **MIXTURE_KEYS, "expert_used_count": "moe_top_k"},
+        {"activation_function": "gelu", "rope_theta": 10000.0, "experts_by_outputs": True},
+        told_nomic,
+    ),
+    "jina-bert-v2": EncoderFile(
+        "jina_bert", "JinaBertModel", settings={"position_embedding_type": "alibi"}, told=told_jina
     ),
 }  # by general.architecture
 
@@ -401,21 +425,16 @@ def config(found: Header, file: Path) -> dict[str, object]:
     )
 
 
-def encoder_config(found: Header, kind: str, file: Path) -> dict[str, object]:
+def encoder_config(opened: Header, kind: str, file: Path) -> dict[str, object]:
     """Return the config of an encoder (llama.cpp, build_bert). Raises InputError for an unknown key, a model that looks
     one way, and a table of kinds that is missing."""
-    encoder, (entries, _) = ENCODER_FILES[kind], split_entries(found.said, kind)
+    encoder, (entries, _) = ENCODER_FILES[kind], split_entries(opened.said, kind)
     names = {**ENCODER_NAMES, **encoder.names}
     refuse_unknown(entries, {*names, *CHECKED}, kind, file)
     for name, usual in (("attention.causal", False), ("attention.head_count_kv", entries.get("attention.head_count"))):
         if entries.get(name, usual) != usual:
             raise InputError(f"{file}: {kind}.{name} is {entries[name]!r:.40}: it must be {usual}, or left out")
-    if entries.get(POOLING) == RANK:
-        raise InputError(
-            f"{file}: {kind}.{POOLING} is {RANK}: a head that scores texts is not read from a GGUF file: "
-            "take the directory that the file was made from"
-        )
-    tables = {name: found.tensors.get(f"{name}.weight") for name in ("token_embd", "token_types")}
+    tables = {name: opened.tensors.get(f"{name}.weight") for name in ("token_embd", "token_types")}
     if (kinds := tables["token_types"]) is None:
         raise InputError(f"{file}: tensor 'token_types.weight' is missing: take another file")
     words = tables["token_embd"]
@@ -428,6 +447,26 @@ def encoder_config(found: Header, kind: str, file: Path) -> dict[str, object]:
             vocab_size=entries.get("vocab_size") if words is None else words.shape[0],
             type_vocab_size=kinds.shape[0] if len(kinds.shape) > 1 else 1,
         )
+        | encoder.told(opened.tensors)
+        | (scoring_config(opened, kind, file) if entries.get(POOLING) == RANK else {})
+    )
+
+
+def scoring_config(opened: Header, kind: str, file: Path) -> dict[str, object]:
+    """Return the settings of an encoder that scores texts: its class, and its labels (llama.cpp, build_pooling). Raises
+    InputError for another head than a product with tanh and a product behind it."""
+    inner, scores = (opened.tensors.get(f"{name}.weight") for name in ("cls", "cls.output"))
+    if kind != "bert" or inner is None or scores is None:
+        raise InputError(
+            f"{file}: {kind}.{POOLING} is {RANK}: a head that scores texts is read of 'bert' with tensors 'cls' and "
+            "'cls.output': take the directory that the file was made from"
+        )
+    count = scores.shape[0] if len(scores.shape) > 1 else 1
+    labels = opened.said.get(f"{kind}.{LABELS}", [f"LABEL_{at}" for at in range(count)])
+    if not isinstance(labels, list) or len(labels) != count:
+        raise InputError(f"{file}: {kind}.{LABELS} is {labels!r:.40}: tensor 'cls.output.weight' has {count} labels")
+    return dict(
+        architectures=["BertForSequenceClassification"], id2label={str(at): name for at, name in enumerate(labels)}
     )
 
 
@@ -486,12 +525,14 @@ def yarn_multiple(entries: Mapping[str, object], file: Path) -> float:
 
 def read_pooling(found: Header, file: Path) -> Pooling | None:
     """Return the pooling of an encoder, normalised as llama.cpp's is by default, and the mean where none is declared;
-    None for a language model. Raises InputError for another pooling_type."""
+    that of a head is the first row, as it is; None for a language model. Raises InputError for another pooling_type."""
     if (kind := str(found.said["general.architecture"])) not in ENCODER_FILES:
         return None
     number, longest = (found.said.get(f"{kind}.{name}") for name in (POOLING, "context_length"))
+    if number == RANK:
+        return Pooling(("cls",), False, int(str(longest)))
     if number not in (None, 0, *POOLING_MODES):
-        raise InputError(f"{file}: {kind}.{POOLING} is {number!r:.40}: supported are 0 to {max(POOLING_MODES)}")
+        raise InputError(f"{file}: {kind}.{POOLING} is {number!r:.40}: supported are 0 to {RANK}")
     return Pooling((POOLING_MODES[number] if type(number) is int and number else "mean",), True, int(str(longest)))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.errors import InputError
+from opmatrix.inference.scores.late_rows import LateRows
 
 if TYPE_CHECKING:
     from opmatrix.algebra.term import Operator, Value
@@ -56,6 +57,7 @@ MODES: dict[str, Callable[[HiddenRows, Starts, int], HiddenRows]] = {
 # names of prompts for queries and for documents, of which the first that there is counts
 QUERY_PROMPTS, DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
 SIMILARITIES = "cosine", "dot", "euclidean", "manhattan"
+LATE_SIMILARITIES = "maxsim", "meanmaxsim"  # of rows of tokens with rows of tokens
 STRATEGIES = "max", "sum"  # poolings of scores of the vocabulary
 SPARSE_FORMS = {"relu": 1, "log1p_relu": 2}  # logarithms of 1 + relu that scores of the vocabulary go through
 
@@ -94,7 +96,8 @@ class Pooling:
     `include_prompt` is false where the rows of a prompt are not pooled. `layers` names layers behind the pooled rows,
     which only a program that pools has. `width` is the number of columns that are kept, and `similarity` the function
     that embeddings are compared by, if files declare them. `sparse` is one of SPARSE_FORMS where rows are scores of the
-    vocabulary and embeddings are sparse, of which the `active` greatest numbers are kept; else empty."""
+    vocabulary and embeddings are sparse, of which the `active` greatest numbers are kept; else empty. `late`: rows of
+    tokens stay rows, for late interaction."""
 
     modes: tuple[str, ...] = ("mean",)
     normalise: bool = True
@@ -108,11 +111,14 @@ class Pooling:
     similarity: str | None = None
     sparse: str = ""
     active: int | None = None
+    late: LateRows | None = None
 
     def __call__(self, hidden: HiddenRows, starts: Starts, left: int = 0) -> HiddenRows:
         """Return one embedding a sentence: `hidden` is (T, n), `starts` the S + 1 row offsets of the sentences; the
         result is (S, n), with n times the number of modes if there are several. The first `left` rows of each sentence
         are not pooled. Raises ValueError for a sentence without rows, InputError for layers behind the pooled rows."""
+        if self.late:
+            raise InputError("a model of rows for late interaction has no embedding of a text: om.MultiVectorEncoder")
         if self.layers or self.sparse:
             behind = ", ".join(self.layers) or "the head of sparse rows"
             raise InputError(
@@ -138,7 +144,7 @@ class Pooling:
         """Return the pooling as a term of the algebra, from rows of tokens to a row a sequence. `behind`: layers that
         the pooled rows go through before they are normalised."""
         from opmatrix.algebra.monoids import max, mean
-        from opmatrix.algebra.operators import given, pick, product, row, unit_length
+        from opmatrix.algebra.operators import I, given, pick, product, row, unit_length
         from opmatrix.algebra.term import formula
 
         terms: dict[str, Callable[[Value], Value]] = {
@@ -152,7 +158,7 @@ class Pooling:
         }
         if self.sparse:
             return self.sparse_rows(formula(terms[self.modes[0]]))
-        pooled = formula(lambda x: row(*(terms[mode](x) for mode in self.modes)))
+        pooled = I if self.late else formula(lambda x: row(*(terms[mode](x) for mode in self.modes)))
         for layer in behind:
             pooled = pooled @ layer
         return pooled @ unit_length() if self.normalise else pooled
@@ -171,6 +177,7 @@ class Pooling:
         """Return the pooling as JSON. Entries that programs of earlier versions have not are left out if they have
         their defaults."""
         entries = asdict(self) | {"modes": [*self.modes], "layers": [*self.layers]}
+        entries["late"] = self.late.described() if self.late else None
         usual = asdict(Pooling()) | {"layers": []}
         return {name: entry for name, entry in entries.items() if name not in LATER or entry != usual[name]}
 
@@ -185,6 +192,7 @@ class Pooling:
         expect(whole, where, value, f"an object of {', '.join(names)}")
         at = f"{where}: ".__add__
         sparse = check_sparse(value.get("sparse", ""), at("sparse"))
+        late = LateRows.parsed(value.get("late"), at("late"))
         return cls(
             modes(value["modes"], at("modes"), STRATEGIES if sparse else MODES),
             truth(value["normalise"], at("normalise")),
@@ -195,14 +203,15 @@ class Pooling:
             truth(value.get("include_prompt", True), at("include_prompt")),
             check_names(value.get("layers", []), at("layers")),
             check_count(value.get("width"), at("width")),
-            check_similarity(value.get("similarity"), at("similarity")),
+            check_similarity(value.get("similarity"), at("similarity"), LATE_SIMILARITIES if late else SIMILARITIES),
             sparse,
             check_count(value.get("active"), at("active")),
+            late,
         )
 
 
 # entries of 0.21 and later
-LATER = frozenset({"prompts", "include_prompt", "layers", "width", "similarity", "sparse", "active"})
+LATER = frozenset({"prompts", "include_prompt", "layers", "width", "similarity", "sparse", "active", "late"})
 MEAN, LAST = Pooling(), Pooling(("lasttoken",), normalise=False)  # poolings of encoders; of language models
 
 
@@ -241,9 +250,9 @@ def check_names(value: object, where: str) -> tuple[str, ...]:
     return tuple(check_text(name, where) for name in value)
 
 
-def check_similarity(value: object, where: str) -> str | None:
+def check_similarity(value: object, where: str, known: Collection[str] = SIMILARITIES) -> str | None:
     """Check the name of a similarity, or None. Raises InputError that names its place."""
-    expect(value is None or value in SIMILARITIES, where, value, f"of {', '.join(SIMILARITIES)}")
+    expect(value is None or value in known, where, value, f"of {', '.join(known)}")
     return None if value is None else str(value)
 
 

@@ -20,7 +20,7 @@ from opmatrix.models.decoders.olmo import olmo2
 from opmatrix.models.decoders.phi import phi3
 from opmatrix.models.decoders.smollm import smollm3
 from opmatrix.models.deepseek import deepseek_v2, deepseek_v3
-from opmatrix.models.encoders.bert import bert, distilbert, roberta, t5
+from opmatrix.models.encoders.bert import bert, distilbert, roberta
 from opmatrix.models.encoders.deberta import deberta_v2
 from opmatrix.models.encoders.gemma import gemma3_text
 from opmatrix.models.encoders.gte import gte, gte_published
@@ -29,6 +29,7 @@ from opmatrix.models.encoders.modernbert import modernbert
 from opmatrix.models.encoders.mpnet import mpnet
 from opmatrix.models.encoders.narrow_tables import albert, electra
 from opmatrix.models.encoders.nomic import nomic_bert
+from opmatrix.models.encoders.t5 import t5
 from opmatrix.models.experts import read_shares
 from opmatrix.models.gpt2 import bloom, gpt2
 from opmatrix.models.llama import llama
@@ -185,13 +186,14 @@ def finish_scores(scores: Operator, sizes: Settings, names: TensorNames) -> Oper
 
 
 def answer(config: Settings, at: ArraySource, stored: bool, yes: int, no: int | None) -> Operator:
-    """Build the operator from features to one score a text: that of the token `yes` behind its last one, less that of
-    `no`. Only these columns of the head are read. `stored`: as in `head`."""
+    """Build the operator from features to one score a text: that of the token `yes` behind its last one, or of a
+    decoder's first step, less that of `no`. Only these columns of the head are read. `stored`: as in `head`."""
     sizes, names = normalise_config(config), layout(config)
     tied = sizes["tie_word_embeddings"] and not stored
-    table = at(names.table if tied else names.head, sizes["vocab_size"], sizes["hidden_size"])
+    table = at(names.table if tied else names.answering, sizes["vocab_size"], sizes["hidden_size"])
     columns = table.array[[yes] if no is None else [yes, no]].T
-    scored = pick("last") @ finish_scores(weight(Data(columns, "answer")), sizes, names)
+    row = names.decoder.build(sizes, at) if names.decoder else pick("last")
+    scored = row @ finish_scores(weight(Data(columns, "answer")), sizes, names)
     return scored if no is None else scored @ weight(np.array([[1.0], [-1.0]], np.float32))
 
 

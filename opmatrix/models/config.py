@@ -74,9 +74,9 @@ class TensorNames(NamedTuple):
     files. `copies`: names of weights, each with the name of a copy that goes before it where files hold one.
     `unplaced`: the setting that gives the id of a token that takes no position, which no text may hold. `classifier`:
     the builder of the head that scores texts for a number of labels, if the family has one; `masked`: the head that
-    scores the vocabulary in place of a masked token. Settings of scores of the vocabulary, where there are some:
-    `divided`, by which they are divided, `multiplied`, by which they are multiplied, and `capped`, the bound c of
-    c · tanh(score / c)."""
+    scores the vocabulary in place of a masked token; `decoder`: the one whose first word scores pairs. Settings of
+    scores of the vocabulary, where there are some: `divided`, by which they are divided, `multiplied`, by which they
+    are multiplied, and `capped`, the bound c of c · tanh(score / c)."""
 
     prefix: str = ""
     spellings: tuple[tuple[str, str], ...] = ()
@@ -92,9 +92,15 @@ class TensorNames(NamedTuple):
     unplaced: str = ""
     classifier: "Classifier | None" = None
     masked: "VocabularyHead | None" = None
+    decoder: "AnswerDecoder | None" = None
     divided: str = ""
     multiplied: str = ""
     capped: str = ""
+
+    @property
+    def answering(self) -> str:
+        """The name of the matrix by whose columns pairs are scored."""
+        return self.decoder.scores if self.decoder else self.head
 
 
 def whole(low: int = 1, high: int = INT32_MAX, default: object = MISSING) -> Key:
@@ -142,6 +148,17 @@ def never(value: object, why: str) -> Key:
 def optional(key: Key) -> Key:
     """Return the key with None allowed: it may be left out."""
     return key._replace(allowed=f"{key.allowed}, or left out", holds=lambda v: v is None or key.holds(v), default=None)
+
+
+class AnswerDecoder(NamedTuple):
+    """A decoder whose first word says whether a pair of texts fits: the name of its head's matrix, the words for yes
+    and no, the pieces of the text that a pair is put into (a role and a text each), and the builder of its first row
+    from the encoder's rows."""
+
+    scores: str
+    words: tuple[str, str]
+    pieces: tuple[tuple[str, str], ...]
+    build: Callable[[Settings, ArraySource], Operator]
 
 
 class VocabularyHead(Protocol):

@@ -16,11 +16,12 @@ from formats.kernels.engine import objects
 from formats.machine.model import machine_file
 from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.files.directory.declared import read_plain
+from opmatrix.files.directory.late_files import LATE_MODEL, declares_late, read_late
 from opmatrix.files.directory.model_files import MODULES
 from opmatrix.files.directory.sparse_files import plain_sparse
 from opmatrix.files.fetch import MODELS
 from opmatrix.runtime.program import Program
-from rewrites.encoders.refused import EMBEDDINGS, PAIR_SCORES, SPARSE_ROWS, TOKEN_ROWS
+from rewrites.encoders.refused import EMBEDDINGS, LATE_ROWS, PAIR_SCORES, SPARSE_ROWS, TOKEN_ROWS
 
 FILLS = "ForMaskedLM"  # the ending of the architectures of models that score masked tokens
 ENCODERS = "encoders"  # directory of the cache
@@ -47,6 +48,8 @@ def as_encoder(checkpoint: Checkpoint, task: str = EMBEDDINGS, template: str | N
     """Return a checkpoint with the pooling that sentence-transformers takes where no file declares one: sparse rows, if
     it has a head that scores masked tokens, or pairs scored by a language model; for TOKEN_ROWS without pooling. Raises
     InputError for any other language model."""
+    if task == LATE_ROWS:
+        return as_late(checkpoint)
     if task == TOKEN_ROWS:  # a program pools none where the rows of a prompt are left out
         pooled = as_encoder(checkpoint)
         return replace(pooled, declared=replace(pooled.pooling(), include_prompt=False, layers=()))
@@ -63,6 +66,17 @@ def as_encoder(checkpoint: Checkpoint, task: str = EMBEDDINGS, template: str | N
     if task == SPARSE_ROWS and checkpoint.layout.masked is not None and checkpoint.architecture.endswith(FILLS):
         return replace(checkpoint, declared=plain_sparse(checkpoint.directory, checkpoint.positions))
     return replace(checkpoint, declared=read_plain(checkpoint.directory, checkpoint.positions))
+
+
+def as_late(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint with the treatment of rows for late interaction that its files declare. Raises InputError
+    where they declare none."""
+    if checkpoint.keys is not None or not declares_late(checkpoint.directory):
+        raise InputError(
+            f"{checkpoint.directory}: no file declares rows for late interaction (model_type {LATE_MODEL!r}): "
+            "om.SentenceTransformer, or save the model by sentence-transformers 6"
+        )
+    return replace(checkpoint, declared=read_late(checkpoint.directory, checkpoint.positions))
 
 
 def digest_checkpoint(checkpoint: Checkpoint) -> str:

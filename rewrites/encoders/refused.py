@@ -8,7 +8,7 @@ from formats.core.errors import InputError
 
 RefusedArguments: TypeAlias = Mapping[str, tuple[tuple[object, ...], str]]
 EMBEDDINGS, SPARSE_ROWS, PAIR_SCORES = "embeddings", "sparse rows", "scores of pairs"  # tasks of encoders
-TOKEN_ROWS = "rows of tokens"  # another task
+TOKEN_ROWS, LATE_ROWS = "rows of tokens", "rows for late interaction"  # other tasks
 OTHER_DEVICES = "programs run on this machine's CPU, all threads of it: leave it out"
 TORCH_ALONE = "no module of torch is run here: leave it out"
 # name -> values that ask for nothing, and the reason why no other is taken
@@ -34,6 +34,14 @@ BESIDE_TOKENS: RefusedArguments = {  # the same, where rows of tokens are asked 
     "normalize_embeddings": ((False,), AS_COMPUTED),
     "truncate_dim": ((None,), AS_COMPUTED),
     "convert_to_tensor": ((False,), "texts have different numbers of tokens: leave it out"),
+}
+
+AS_DECLARED: RefusedArguments = {  # the same, of rows for late interaction
+    "output_value": (("token_embeddings",), "rows of tokens are given, and no dicts of torch's modules"),
+    "token_pooling": ((None,), TORCH_ALONE),
+    "device": REFUSED["device"],
+    "pool": REFUSED["pool"],
+    "chunk_size": REFUSED["chunk_size"],
 }
 
 

@@ -86,6 +86,8 @@ class SentenceTransformer(ComparedEncoder):
         declared = self.program.pooling
         if declared.sparse:
             raise InputError(f"{model_name_or_path}: it gives sparse rows over its vocabulary: om.SparseEncoder")
+        if declared.late:
+            raise InputError(f"{model_name_or_path}: it gives rows for late interaction: om.MultiVectorEncoder")
         self.similarity_fn_name = similarity_fn_name or declared.similarity or "cosine"
         check_similarity(self.similarity_fn_name, "similarity_fn_name")
         self.truncate_dim = declared.width if truncate_dim is None else truncate_dim

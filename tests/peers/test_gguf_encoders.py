@@ -78,10 +78,11 @@ def write(file, model, arch, tensors, keys=None, number="F32"):
     return widened
 
 
-def arrays_of(model, arch):
-    """The tensors of a model by the names of GGUF files, queries, keys and values of a NomicBert in one."""
-    names, tensors = gguf.get_tensor_name_map(arch, model.config.num_hidden_layers), {}
-    for name, weights in model.named_parameters():
+def arrays_of(model, arch, part=""):
+    """The tensors of a model by the names of GGUF files, queries, keys and values of a NomicBert in one. `part`: the
+    beginning of names in the whole model."""
+    names, tensors = gguf.get_tensor_name_map(arch, 9), {}
+    for name, weights in model.named_parameters(part.removesuffix(".")):
         stem, _, end = name.rpartition(".")
         for saved, published in OTHERS.items():
             stem = stem.replace(saved, published)
@@ -185,8 +186,8 @@ def test_capitals_are_kept_where_the_vocabulary_has_some(tmp_path, capitals, wor
 
 
 REFUSED = {
-    "a head that scores": (dict(pooling_type=Pools.RANK), r"bert\.pooling_type is 4: a head that scores texts"),
-    "no pooling of ours": (dict(pooling_type=7), r"bert\.pooling_type is 7: supported are 0 to 3"),
+    "a head that is missing": (dict(pooling_type=Pools.RANK), r"bert\.pooling_type is 4: a head that scores texts"),
+    "no pooling of ours": (dict(pooling_type=7), r"bert\.pooling_type is 7: supported are 0 to 4"),
     "one side": (dict(causal_attention=True), r"bert\.attention\.causal is True: it must be False"),
     "groups": (dict(head_count_kv=1), r"bert\.attention\.head_count_kv is 1: it must be 5"),
     "rotations": (dict(rope_freq_base=1e4), r"bert\.rope\.freq_base is 10000\.0: the model would be computed without"),
@@ -233,3 +234,40 @@ def test_sentence_transformer_opens_a_file(tmp_path):
     rows = padded(model.eval().double(), batch)[batch.starts[:-1]]
     wanted = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     assert relative(om.SentenceTransformer(str(file)).encode(texts), wanted) < 1e-5
+
+
+def reranker(file, labels=1, keys=None):
+    """A random BERT that scores pairs, as a file, with its tokenizer; llama.cpp calls the head's products cls and
+    cls.output."""
+    tokenizer = saved_models.bert_words()
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**ODD | dict(vocab_size=len(tokenizer), num_labels=labels))
+    model = randomise(transformers.BertForSequenceClassification(config)).eval()
+    tensors = arrays_of(model.bert.encoder, KINDS["Bert"], "encoder.") | arrays_of(
+        model.bert.embeddings, KINDS["Bert"], "embeddings."
+    )
+    for part, linear in (("cls", model.bert.pooler.dense), ("cls.output", model.classifier)):
+        tensors |= {f"{part}.{end}": getattr(linear, end).detach().numpy() for end in ("weight", "bias")}
+    said = words_of(tokenizer, model) | dict(pooling_type=Pools.RANK) | (keys or {})
+    write(file, model, KINDS["Bert"], tensors, said)
+    return tokenizer, model
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+def test_pairs_are_scored_as_transformers_scores_them(tmp_path, labels):
+    import opmatrix as om
+
+    file, pairs = tmp_path / "it.gguf", [("the bank", "of a river"), ("a bank", "runs dry"), ("a", "the")]
+    named = [f"grade {at}" for at in range(labels)]
+    tokenizer, model = reranker(file, labels, dict(classifier_output_labels=named) if labels > 1 else None)
+    encoder = om.CrossEncoder(str(file))
+    wanted = [model.double()(**tokenizer(*pair, return_tensors="pt")).logits[0].detach().numpy() for pair in pairs]
+    scores = np.array(wanted) if labels > 1 else 1 / (1 + np.exp(-np.array(wanted)[:, 0]))
+    assert encoder.num_labels == labels and encoder.scoring.labels == (tuple(named) if labels > 1 else ("LABEL_0",))
+    assert relative(encoder.predict(pairs), scores) < 1e-5
+
+
+def test_labels_that_do_not_fit_are_refused(tmp_path):
+    reranker(tmp_path / "it.gguf", 3, dict(classifier_output_labels=["one", "two"]))
+    with pytest.raises(InputError, match=r"bert\.classifier\.output_labels is \['one', 'two'\]: .* has 3 labels"):
+        open_model(tmp_path / "it.gguf")

@@ -176,7 +176,9 @@ def words(c, w, tokens, name="embeddings.LayerNorm"):
     return norm(x, w, name, c.get("layer_norm_eps") or c.get("layer_norm_epsilon"))
 
 
-SLOPES = {4: [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8], 3: [2.0**-4, 2.0**-8, 2.0**-2]}  # Press et al. 2022, by heads
+SLOPES = {4: [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8], 3: [2.0**-4, 2.0**-8, 2.0**-2]} | {
+    12: [2.0**-e for e in (1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1.5, 2.5, 3.5)]
+}  # Press et al. 2022, by heads
 
 
 def jina(c, w, tokens):
@@ -191,8 +193,9 @@ def jina(c, w, tokens):
         if later:  # norms over all heads, the gate behind, other names
             q, k = (norm(y, w, f"{l}.attention.self.layer_norm_{part}", eps) for part, y in (("q", q), ("k", k)))
         q, k, v = (y.reshape(n, h, -1) for y in (q, k, v))
-        x = x + linear(attend(q, k, v, True, bias), w, f"{l}.attention.output.dense")
-        x = norm(x, w, f"{l}.layer_norm_1" if later else f"{l}.attention.output.LayerNorm", eps)
+        y = x + linear(attend(q, k, v, True, bias), w, f"{l}.attention.output.dense")
+        y = norm(y, w, f"{l}.attention.output.LayerNorm", eps)
+        x = norm(x + y, w, f"{l}.layer_norm_1", eps) if later else y
         first, second = np.split(linear(x, w, f"{l}.mlp.{'up_gated_layer' if later else 'gated_layers'}"), [f], 1)
         unit = first * act(second) if later else act(first) * second
         x = x + linear(unit, w, f"{l}.mlp.{'down_layer' if later else 'wo'}")

@@ -3,7 +3,7 @@ are its answer (Nogueira et al. 2020, arXiv:2003.06713), as sentence-transformer
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from formats.core.errors import InputError
 from formats.disk.files import read_json
@@ -22,7 +22,11 @@ from opmatrix.files.directory.model_files import CONFIG, MODULES, PROMPTS
 from opmatrix.files.directory.pair_templates import parse_template, read_template
 from opmatrix.files.directory.scored import read_activation
 from opmatrix.inference.pooling import Pooling, expect
+from opmatrix.inference.scores.pair_template import PairTemplate
 from opmatrix.inference.scores.scoring import Scoring
+
+if TYPE_CHECKING:
+    from opmatrix.models.config import AnswerDecoder
 
 KNOWN_ANSWERS = {"Transformer": ("",), "LogitScore": ("Transformer",)}
 ANSWER_TASK = {"transformer_task": "text-generation", "module_output_name": "causal_logits"}
@@ -66,18 +70,22 @@ def read_id(entries: DeclaredEntries, key: str, vocabulary: int) -> int | None:
 
 
 def usual_answer(ids: Mapping[str, int | None], where: Path) -> AnswerTokens:
-    """Return the ids of YES and NO. Raises InputError for a tokenizer without them."""
-    yes, no = ids[YES], ids[NO]
+    """Return the ids of the words for yes and no. Raises InputError for a tokenizer without them."""
+    (first, yes), (second, no) = ids.items()
     if yes is None or no is None:
-        raise InputError(f"{where}: it has no tokens {YES!r} and {NO!r}, by which a language model scores pairs")
+        raise InputError(f"{where}: it has no tokens {first!r} and {second!r}, by which a language model scores pairs")
     return AnswerTokens(yes, no)
 
 
-def read_answering(config: Mapping[str, object], directory: Path, template: str | None = None) -> Scoring:
-    """Read the scoring of pairs: one label, by default a sigmoid of it, which is the share of YES beside NO; and the
-    text that a pair is put into: `template`, or that of the files."""
+def read_answering(
+    config: Mapping[str, object], directory: Path, template: str | None = None, decoder: "AnswerDecoder | None" = None
+) -> Scoring:
+    """Read the scoring of pairs: one label, by default a sigmoid of it, which is the share of the word for yes beside
+    that for no; and the text that a pair is put into: `template`, that of the files, or else that of a decoder."""
     activation = read_activation(DeclaredEntries(directory / CONFIG, dict(config)), directory)
     pairs = read_template(directory) if template is None else parse_template(template, "chat_template")
+    if pairs is None and decoder is not None:
+        pairs = PairTemplate(decoder.pieces)
     return Scoring((YES,), activation or "sigmoid", template=pairs)
 
 

@@ -180,13 +180,13 @@ def check_task(directory: Path) -> None:
         )
 
 
-def check_normalize(file: Path) -> None:
-    """Raise InputError where a Normalize applies to another value than the embedding."""
+def check_normalize(file: Path, wanted: str = "sentence_embedding") -> None:
+    """Raise InputError where a Normalize applies to another value than the one of this name."""
     entries = read_entries(file, absent=True)
     entries.only({"module_input_name", "module_output_name"})
     for key, value in entries.said.items():
         if value is not None:
-            entries.usual(key, "sentence_embedding")
+            entries.usual(key, wanted)
 
 
 def read_prompts(entries: DeclaredEntries) -> dict[str, str]:

@@ -21,16 +21,16 @@ MODULE_NAMES = "module_input_name", "module_output_name"
 EMBEDDING = "sentence_embedding"
 
 
-def dense_layer(folder: Path) -> "Operator":
-    """Build the layer of a folder as an operator from (S, in_features) to (S, out_features). Raises InputError that
-    names the file and the entry or tensor."""
+def dense_layer(folder: Path, rows: str = EMBEDDING) -> "Operator":
+    """Build the layer of a folder as an operator from rows of in_features columns to rows of out_features; `rows` names
+    the value that they are. Raises InputError that names the file and the entry or tensor."""
     from opmatrix.algebra.operators import ACTIVATIONS, I, affine, weight
 
     entries = read_entries(folder / CONFIG)
     entries.only({*WIDTH_KEYS, *MODULE_NAMES, "bias", "activation_function", "use_residual"})
     for key in MODULE_NAMES:
         if entries.said.get(key) is not None:
-            entries.usual(key, EMBEDDING)
+            entries.usual(key, rows)
     n, p = (read_size(entries, key) for key in WIDTH_KEYS)
     act = torch_activation(entries.said.get("activation_function", "torch.nn.Tanh"), entries.at("activation_function"))
     W = read_tensor(folder, "linear.weight", p, n).T

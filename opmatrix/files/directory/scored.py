@@ -34,10 +34,22 @@ def read_scoring(config: Mapping[str, object], directory: Path) -> Scoring:
     several are as they are. Raises InputError that names the file and the entry."""
     labels = read_labels(DeclaredEntries(directory / CONFIG, dict(config)))
     named = read_activation(DeclaredEntries(directory / CONFIG, dict(config)), directory)
-    activation = named or ("sigmoid" if len(labels) == 1 else IDENTITY)
+    activation = named or usual_activation(labels)
     count = config.get("type_vocab_size")
     kinds = isinstance(count, int) and count > 1
     return Scoring(labels, activation, kinds and gives_kinds(directory, config))
+
+
+def read_file_scoring(config: Mapping[str, object], file: Path) -> Scoring:
+    """Read the scoring of a GGUF file, by the config that its keys make: such files tell no activation. A tokenizer of
+    unigrams gives all tokens of a pair the first kind."""
+    labels, count = read_labels(DeclaredEntries(file, dict(config))), config.get("type_vocab_size")
+    return Scoring(labels, usual_activation(labels), isinstance(count, int) and count > 1)
+
+
+def usual_activation(labels: tuple[str, ...]) -> str:
+    """Return the activation where files name none: a sigmoid of a single score."""
+    return "sigmoid" if len(labels) == 1 else IDENTITY
 
 
 def read_labels(entries: DeclaredEntries) -> tuple[str, ...]:

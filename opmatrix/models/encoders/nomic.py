@@ -63,6 +63,7 @@ NOMIC_KEYS = dict(
     moe_top_k=optional(whole()),
     moe_normalize_expert_weights=flag(False),
     expert_choice_router=never(False, "rows choose experts, not experts rows"),
+    experts_by_outputs=flag(False),
     num_shared_experts=never(0, "a row goes through the experts that it chooses alone"),
     tie_word_embeddings=flag(True),
     quantization_config=NOT_QUANTISED,
@@ -79,7 +80,12 @@ NOMIC_GGUF = {
     "blk.#.ffn_gate": "encoder.layers.#.mlp.fc12",
     "blk.#.ffn_down": "encoder.layers.#.mlp.fc2",
     "blk.#.layer_output_norm": "encoder.layers.#.norm2",
+    "blk.#.ffn_gate_inp": "encoder.layers.#.mlp.router.layer",
+    "blk.#.ffn_up_exps": "encoder.layers.#.mlp.experts.mlp.w1",
+    "blk.#.ffn_down_exps": "encoder.layers.#.mlp.experts.mlp.w2",
 }
+# GGUF files call products of units without gates as they call those of units with gates
+UNGATED = tuple((f".fc1.{end}", f".fc11.{end}") for end in ("weight", "bias"))
 
 NOMIC_PARTS = dict(
     layer="encoder.layers",
@@ -105,13 +111,17 @@ class NomicHead(MaskedHead):
 
 NOMIC_HEAD = NomicHead(*BERT_HEAD._replace(norm="cls.predictions.transform.layer_norm"))
 EXPERT_STACKS = {
-    f"experts.mlp.{part}": StackNames((f"experts.mlp.{part}",), f"experts.mlp.{part}") for part in ("w1", "w2")
+    f"experts.mlp.{part}": StackNames(
+        (f"experts.mlp.{part}",), f"experts.mlp.{part}", alone=f"experts.mlp.{part}.weight"
+    )
+    for part in ("w1", "w2")
 }
 
 
 @declares(
     TensorNames(
         "nomic_bert.",
+        UNGATED,
         buffers=("inv_freq",),
         trained=("pooler", "cls"),
         positions=rope.held_positions,
@@ -158,13 +168,17 @@ def plain_unit(config: Settings, parts: EncoderParts, name: str) -> Operator:
 
 
 def routed_unit(config: Settings, parts: EncoderParts, name: str) -> Operator:
-    """Build experts, of which a row goes through the best ones by its shares of all; one row is added for all of them.
-    Raises InputError for a number of experts that is missing, or too small."""
+    """Build experts, of which a row goes through the best ones by its shares of all; one row is added for all of them,
+    which GGUF files leave out, whose second products are stored by outputs. Raises InputError for a number of experts
+    that is missing, or too small."""
     n, f, count, few = (config[key] for key in ("hidden_size", "intermediate_size", "num_experts", "moe_top_k"))
     if count is None or few is None or not few <= count:
         raise wrong("moe_top_k", few, f"at most num_experts, {spelt(count)}, where moe_every_n_layers is not 0")
     best = parts.matrix(f"{name}.router.layer", n, count) @ best_shares(few)
     gate = best @ renormalised() if config["moe_normalize_expert_weights"] else best
     up = weight(parts.at(f"{name}.experts.mlp.w1", count, f, n).T) @ unit_activation(config)
-    answers = up @ weight(parts.at(f"{name}.experts.mlp.w2", count, f, n))
+    down = f"{name}.experts.mlp.w2"
+    if config["experts_by_outputs"]:
+        return mixture(gate, up @ weight(parts.at(down, count, n, f).T), count)
+    answers = up @ weight(parts.at(down, count, f, n))
     return mixture(gate, answers, count) + const(parts.at(f"{name}.experts.bias", n))

@@ -30,9 +30,9 @@ class Arguments:
         raise AttributeError(f"{who} has no {name}; there are {', '.join(vars(self))}")
 
 
-def split_operands(given: Any) -> TermOperands:
+def split_operands(operands: Any) -> TermOperands:
     """Return the values and the arrays of a step that is a term, those that it has, in order."""
-    held = given if isinstance(given, dict) else vars(given)
+    held = operands if isinstance(operands, dict) else vars(operands)
     values, arrays = (
         [held[name] for name in names if held.get(name) is not None] for names in (VALUE_NAMES, ARRAY_NAMES)
     )
