@@ -83,10 +83,9 @@ class Tensor(NamedTuple):
     def read_filed(self) -> Numeric:
         """Read its blocks (rows, groups), of a type that a format holds. Raises InputError if the file ends before, or
         for a scale that is not finite, with the number that it leads to."""
-        block, size, *_ = STORED[self.number]
-        blocks = self.read_blocks(block, prod(self.shape) // size).reshape(self.shape[0], -1)
-        scales = (blocks[name] for name in block.names or () if blocks[name].dtype.kind == "f")
-        if not all(np.isfinite(scale).all() for scale in scales):
+        stored = STORED[self.number]
+        blocks = self.read_blocks(stored.block, prod(self.shape) // stored.numbers).reshape(self.shape[0], -1)
+        if not stored.leads_to_finite(blocks):
             self.read()
         return split_pairs(blocks, self.pairs) if self.pairs else blocks
 
@@ -97,7 +96,7 @@ class Tensor(NamedTuple):
                 f"{self.file}: tensor {self.name!r} has number type {self.number}: convert it to one of "
                 + ", ".join(name for name in STORED if name in NUMBER_BYTES)
             )
-        block, size, widen, has_format = STORED[self.number]
+        block, size, widen, has_format, _ = STORED[self.number]
         numbers = self.read_blocks(block, prod(self.shape) // size)
         with np.errstate(over="ignore", invalid="ignore"):
             array = widen(numbers).reshape(-1)
