@@ -75,7 +75,7 @@ class GatedSide(NamedTuple):
 
 GATE_UP, DOWN = "experts.gate_up_proj", "experts.down_proj"
 SIDES = GatedSide("gate", 0), GatedSide("up", 1)
-GGUF_PARTS = {
+NAMED_OTHERWISE = {  # in GGUF files, beside what LLaMA has
     "attn_sinks": "self_attn.sinks",
     "post_attention_norm": "post_attention_layernorm",
     "ffn_gate_inp": "mlp.router",
@@ -84,7 +84,7 @@ GPT_OSS = LAYOUT._replace(
     stacks={f"experts.{side.name}_proj": side.stack for side in SIDES}
     | {DOWN: StackNames((DOWN,), DOWN, alone=f"{DOWN}.weight", turned=True)},
     spellings=(("self_attn.sinks", "self_attn.sinks.weight"), (f"{DOWN}_bias", f"{DOWN}.bias")),
-    gguf={**LAYOUT.gguf} | {f"blk.#.{theirs}": f"layers.#.{ours}" for theirs, ours in GGUF_PARTS.items()},
+    gguf={**LAYOUT.gguf} | {f"blk.#.{theirs}": f"layers.#.{ours}" for theirs, ours in NAMED_OTHERWISE.items()},
 )
 
 
