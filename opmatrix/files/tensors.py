@@ -96,7 +96,7 @@ class Tensor(NamedTuple):
                 f"{self.file}: tensor {self.name!r} has number type {self.number}: convert it to one of "
                 + ", ".join(name for name in STORED if name in NUMBER_BYTES)
             )
-        block, size, widen, has_format, _ = STORED[self.number]
+        block, size, widen, has_format, *_ = STORED[self.number]
         numbers = self.read_blocks(block, prod(self.shape) // size)
         with np.errstate(over="ignore", invalid="ignore"):
             array = widen(numbers).reshape(-1)

@@ -151,11 +151,14 @@ def matrices_of(program):
         "gptq of 8 bits with zeros",
         "awq",
         "int8 by channel",
+        "float8 by channel",
+        "fp8 in blocks",
         "gptq of float32",
     ],
 )
 def test_a_program_keeps_what_a_format_holds(tmp_path, name):
-    """At no more than 1.03 times the bytes of the file; saved and opened again without it."""
+    """At no more than 1.03 times the bytes of the file, 1.032 where outputs share a scale; saved and opened again
+    without it."""
     scheme, batch = SCHEMES[name], Batch([np.arange(7) * 3])
     quantised_files.write(tmp_path / "model", scheme)
     model = open_model(tmp_path / "model").operator()
@@ -171,7 +174,7 @@ def test_a_program_keeps_what_a_format_holds(tmp_path, name):
             for each, (number, array) in stored
             if "_proj" in each
         )
-        assert sum(kept) <= 1.03 * filed
+        assert sum(kept) <= (1.032 if name == "fp8 in blocks" else 1.03) * filed
     wanted = dense(model, batch)
     assert np.linalg.norm(program.run(batch) - wanted) < 2e-6 * np.linalg.norm(wanted)
     program.save(tmp_path / "p")
@@ -272,6 +275,7 @@ WRONG = {
     "a table of eight": ("nf4", replaces("weight.quant_map", lambda a: a[:8]), r"quant_map' is 8, .*leads to 16"),
     "scales of runs": ("nf4", replaces("weight.absmax", at_first(np.nan)), r"weight.absmax' has nan at \[0\]"),
     "levels of no rows": ("gptq", replaces("qweight", lambda a: a[:0]), r"qweight' is 0 × 128: it holds no numbers"),
+    "a scale beyond float32": ("fbgemm", replaces("weight_scale", at_first(3e38)), r"weight' has -?inf at \[0, \d+\]"),
     "float8 of no rows": ("fp8 in blocks", replaces("weight", lambda a: a[:0]), r"weight' is 0 × 256: it holds no"),
     "words of no rows": ("int4", replaces("weight_packed", lambda a: a[:0]), r"weight_packed' is 0 × 32: it holds no"),
     "a shape of truth values": (
