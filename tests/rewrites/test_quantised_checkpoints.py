@@ -15,10 +15,11 @@ from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.extents import counted, patterns
 from opmatrix.algebra.oracles import dense
 from opmatrix.files.checkpoint import open_model
-from opmatrix.files.filed_data import FiledData
+from opmatrix.files.filed_data import BlockSource, FiledData
 from opmatrix.files.methods.bitsandbytes import widen_codes
 from opmatrix.files.methods.plain_weights import QUANT_METHODS, plain_weights
-from opmatrix.files.tensors import header
+from opmatrix.files.tensors import find_experts, header
+from opmatrix.models.config import StackNames
 from opmatrix.runtime.program import Program
 from rewrites.laws import EXACT_LAWS
 from rewrites.lowering.representations import Representable
@@ -71,6 +72,27 @@ def test_an_exponent_that_is_no_number_is_a_line(tmp_path):
         experts(tmp_path / "a.safetensors", spoil)[0]["up"].read()
     with pytest.raises(InputError, match="tensor 'up_scales' is missing beside its others"):
         experts(tmp_path / "a.safetensors", lambda tensors: tensors.pop("up_scales"))
+
+
+def test_experts_of_float8_are_a_stack_of_blocks(tmp_path):
+    """As DeepSeek-V3 stores them, one by one; of inputs that no block divides, of float32."""
+    rng = np.random.default_rng(4)
+    for inputs, number in ((256, "E4M3_128"), (192, "F32")):
+        packed = [quantised_files.float8_blocks(rng, 48, inputs) for _ in range(3)]
+        parts = {
+            f"experts.{e}.up_proj.{end}": part for e, each in enumerate(packed) for end, part in each.parts.items()
+        }
+        quantised_files.safetensors(file := tmp_path / f"{number}.safetensors", parts)
+        settings = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+        tensors = plain_weights(settings, file.with_name("config.json"), header(file))
+        names = StackNames(("experts.#.up_proj.weight",), "experts.up_proj")
+        experts = find_experts(tensors.get, "", names, (3, 48, inputs), lambda *_: None)
+        assert {tensor.number for tensor in experts.matrices} == {number}
+        wanted = np.stack([each.numbers for each in packed])
+        assert np.array_equal(experts.read()[0], wanted)
+        if (source := BlockSource.of(experts)) is not None:
+            assert np.array_equal(FiledData(source, "up").array, wanted)
+        assert (source is None) == (number == "F32")
 
 
 def test_every_method_has_a_file():
