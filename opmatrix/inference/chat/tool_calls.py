@@ -177,4 +177,6 @@ class CallReader:
         except (ValueError, RecursionError):
             calls = None
         self.behind_call = calls is not None
-        return calls and [*[before] * bool(before), *calls]
+        if calls is None:
+            return None
+        return [before, *calls] if before else [*calls]
