@@ -19,7 +19,8 @@ class BlockLayout(NamedTuple):
     `table`. A block has `groups` groups of `group` inputs, a scale d and, with `minimum`, a second one, m. Without
     `fields` D = d and M = m, or M = -m d where m is the level of zero (`centred`). Otherwise each group has an integer,
     stored in planes of `fields` bits: its low `scale_bits` bits, less `middle`, times d are D; the other bits times m
-    are M. With `exponents` a scale is a byte e that stands for 2^(e - 127), and for 0 where it is 0."""
+    are M. With `exponents` a scale is a byte e that stands for 2^(e - 127), and for 0 where it is 0. With `float8` a
+    level is a byte of E4M3, and a scale a float32."""
 
     planes: tuple[int, ...]
     group: int = PLANE_INPUTS
@@ -32,6 +33,7 @@ class BlockLayout(NamedTuple):
     table: tuple[float, ...] = ()
     centred: bool = False
     exponents: bool = False
+    float8: bool = False
 
     @property
     def bits(self) -> int:
@@ -61,7 +63,7 @@ class BlockLayout(NamedTuple):
     @property
     def scale_type(self) -> np.dtype[np.generic]:
         """The number type of a scale."""
-        return np.dtype(np.uint8 if self.exponents else np.float16)
+        return np.dtype(np.float32 if self.float8 else np.uint8 if self.exponents else np.float16)
 
     def widen_scales(self, d: np.ndarray) -> NDArray[np.float32]:
         """Return scales as numbers; infinity for the byte that stands for none."""
@@ -73,13 +75,15 @@ class BlockLayout(NamedTuple):
     @property
     def values(self) -> NDArray[np.float32]:
         """The numbers v(q) of all levels, in float32."""
+        if self.float8:
+            return float8_values()
         return np.array(self.table or np.arange(1 << self.bits) - self.zero, np.float32)
 
     def numbers(
         self, q: LevelArray, d: np.ndarray, m: np.ndarray | None, parts: LevelArray | None
     ) -> NDArray[np.float32]:
         """Return D v(q) + M in float32, rows of inputs: q (blocks, inputs, p), d and m (blocks, p), parts (blocks,
-        groups, p). Products are exact in float32, so that at most the sum is rounded."""
+        groups, p). Products are exact in float32, but for those of `float8`, so that at most one operation rounds."""
         count, _, p = q.shape
         grouped = self.values[q.reshape(count, self.groups, self.group, p)]
         scale = self.widen_scales(d)[:, None]
@@ -94,6 +98,16 @@ class BlockLayout(NamedTuple):
         if shift is not None:
             grouped += shift[:, :, None]
         return grouped.reshape(-1, p)
+
+
+def float8_values() -> NDArray[np.float32]:
+    """Return the numbers of all bytes of E4M3 (Micikevicius et al. 2022, arXiv:2209.05433, table 1): a sign, four bits
+    of exponent, three of fraction. The two bytes of NaN, which no block may hold, go on as their neighbours do: 480."""
+    code = np.arange(128)
+    exponent, fraction = code >> 3, code & 7
+    whole = np.where(exponent > 0, 8 + fraction, fraction)
+    magnitude = np.ldexp(whole.astype(np.float32), np.maximum(exponent, 1) - 10)
+    return np.concatenate([magnitude, -magnitude])
 
 
 def to_planes(values: LevelArray, planes: Sequence[int], step: int) -> NDArray[np.uint32]:

@@ -31,6 +31,7 @@ LAYOUTS = {
     "z4_64": BlockLayout((4,), 64, minimum=True, centred=True),
     "z4_32": BlockLayout((4,), 32, minimum=True, centred=True),
     "mxfp4": BlockLayout((4,), 32, table=FLOAT4, exponents=True),
+    "e4m3_128": BlockLayout((4, 4), 128, float8=True),
 }
 
 
@@ -259,6 +260,11 @@ FILED = {
         np.dtype([("d", "u1"), ("codes", "u1", 16)]),
         lambda x: ascending(nibbles(x["codes"], 16)),
         writes={"codes": lambda q: join_nibbles(codes_of(q), 16)},
+    ),
+    "e4m3_128": FiledBlock(
+        np.dtype([("d", "<f4"), ("codes", "u1", 128)]),
+        lambda x: x["codes"],
+        writes={"codes": lambda q: q.astype(np.uint8)},
     ),
     "z4_32": FiledBlock(
         np.dtype([("d", "<f2"), ("m", "<f2"), ("halves", "u1", 16)]),

@@ -11,6 +11,7 @@ from formats.storage.block import Block
 from formats.storage.csc import CSC
 from formats.storage.csr import CSR
 from formats.storage.dense import Dense
+from formats.storage.e4m3_128 import E4M3_128
 from formats.storage.format import Format
 from formats.storage.half import Half
 from formats.storage.int4 import Int4
@@ -52,6 +53,7 @@ __all__ = [
     "BF16",
     "CSC",
     "CSR",
+    "E4M3_128",
     "FORMATS",
     "IQ4_NL",
     "MXFP4",
@@ -139,6 +141,7 @@ FORMATS: dict[str, type[Format]] = {
         Z4_32,
         Z8_128,
         MXFP4,
+        E4M3_128,
     )
 }
 

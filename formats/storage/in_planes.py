@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from formats.core.arrays import FormatError
 from formats.core.block_layout import ONE_EXPONENT, PLANE_INPUTS, BlockLayout, from_planes, to_planes
 from formats.core.layout import PANEL, Panelled, panels, unpanelled
-from formats.core.sizes import T, ceiling, f2, n, p, u1, u4
+from formats.core.sizes import T, ceiling, f2, f4, n, p, u1, u4
 from formats.storage.block_layouts import FILED, LAYOUTS, FiledBlock, minima_of
 from formats.storage.half import FLOAT16_MAX
 from formats.storage.q4_1 import REGISTER_ROWS, WIDENINGS, Blocks
@@ -19,7 +19,7 @@ FLOAT32 = np.finfo(np.float32)
 MOST_FITS = 64  # fits of a fitted matrix, after which it no longer changes
 
 
-ScalesAndMinima = tuple[NDArray[np.float16], NDArray[np.float16] | None]
+ScalesAndMinima = tuple[NDArray[np.floating], NDArray[np.floating] | None]
 
 
 class BlockNumbers(NamedTuple):
@@ -27,8 +27,8 @@ class BlockNumbers(NamedTuple):
     groups, p)."""
 
     q: NDArray[np.integer]
-    d: NDArray[np.float16] | NDArray[np.uint8]
-    m: NDArray[np.float16] | None = None
+    d: NDArray[np.floating] | NDArray[np.uint8]
+    m: NDArray[np.floating] | None = None
     parts: NDArray[np.integer] | None = None
 
 
@@ -47,7 +47,7 @@ class InPlanes(Blocks):
         cls.filed = FILED[name].block  # type: ignore[attr-defined]
         cls.panelled = Panelled(PANEL, 1, layout.inputs, layout=layout)  # type: ignore[attr-defined]
         count = ceiling(n / layout.inputs) * 16 * ceiling(p / 16)
-        scale = u1 if layout.exponents else f2
+        scale = f4 if layout.float8 else u1 if layout.exponents else f2
         cls.__annotations__ = {"w": u4[layout.words * count], "scale": scale[layout.scales * count]}
         if layout.fields:
             cls.__annotations__["parts"] = u4[layout.part_words * count]
@@ -92,7 +92,9 @@ class InPlanes(Blocks):
             for name, array in promised.arrays().items()
             if name != "scale"
         }
-        scale = rng.uniform(2.0**-12, 2.0**-10, promised.scale.shape).astype(np.float16)
+        scale = rng.uniform(2.0**-12, 2.0**-10, promised.scale.shape).astype(
+            np.float32 if cls.layout.float8 else np.float16
+        )
         if cls.layout.exponents:
             scale = rng.integers(ONE_EXPONENT - 12, ONE_EXPONENT - 10, scale.shape, np.uint8)
         return cls((inputs, outputs), tuple((words | {"scale": scale})[name] for name in cls.fields))
@@ -194,11 +196,11 @@ def fitted_blocks(layout: BlockLayout, W: NDArray[np.float32]) -> BlockNumbers:
     return fitted_groups(layout, groups) if layout.fields else fitted_signed(layout, groups)
 
 
-def float16_scales(layout: BlockLayout, wide: NDArray[np.float32]) -> ScalesAndMinima:
-    """Return scales as float16, and the second ones that put the middle level at zero, if the layout has them. Raises
-    FormatError for scales beyond float16."""
+def held_scales(layout: BlockLayout, wide: NDArray[np.float32]) -> ScalesAndMinima:
+    """Return scales in the layout's type, float16 for most, and the second ones that put the middle level at zero, if
+    the layout has them. Raises FormatError for scales beyond float16."""
     with np.errstate(over="ignore"):
-        d = wide.astype(np.float16)
+        d = wide.astype(layout.scale_type)
         m = None
         if layout.centred:
             m = np.full_like(d, middle_level(layout))
@@ -218,7 +220,7 @@ def fitted_signed(layout: BlockLayout, groups: NDArray[np.float32]) -> BlockNumb
     largest = np.take_along_axis(groups, first, 2)[:, 0, 0]
     if layout.exponents:
         return fitted_exponents(layout, groups[:, 0], abs(largest) / values.max())
-    d, m = float16_scales(layout, largest / values[abs(values).argmax()])
+    d, m = held_scales(layout, largest / values[abs(values).argmax()])
     q = nearest_levels(divided(groups[:, 0], d[:, None].astype(np.float32)), values)
     return BlockNumbers(q, d, m)
 
@@ -246,7 +248,7 @@ def fitted_groups(layout: BlockLayout, groups: NDArray[np.float32]) -> BlockNumb
     zero = middle_level(layout)
     most, highest = (1 << layout.bits) - 1 - zero, (1 << layout.scale_bits) - 1 - layout.middle
     largest = abs(groups).max(2)
-    d, m = float16_scales(layout, largest.max(1) / np.float32(most * highest))
+    d, m = held_scales(layout, largest.max(1) / np.float32(most * highest))
     wide = d.astype(np.float32)[:, None]
     scales = np.clip(np.rint(divided(largest / np.float32(most), wide)), 0, highest)
     levels = np.clip(np.rint(divided(groups, (wide * scales)[:, :, None])), -most, most)
@@ -267,5 +269,7 @@ def divided(numbers: NDArray[np.float32], scale: NDArray[np.float32]) -> NDArray
 
 
 def nearest_levels(numbers: NDArray[np.float32], values: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Return the levels whose values, which ascend, are nearest to the numbers."""
-    return np.searchsorted((values[1:] + values[:-1]) / 2, numbers).astype(np.int64)
+    """Return the levels whose values are nearest to the numbers."""
+    order = np.argsort(values, kind="stable")
+    ascending = values[order]
+    return order[np.searchsorted((ascending[1:] + ascending[:-1]) / 2, numbers)].astype(np.int64)

@@ -38,6 +38,7 @@ TENSOR_TYPES = {
     20: "IQ4_NL",
     28: "F64",
     30: "BF16",
+    39: "MXFP4",
 }
 OTHER_TYPES = {  # of ggml (enum ggml_type), which are not read
     9: "Q8_1",
@@ -56,7 +57,6 @@ OTHER_TYPES = {  # of ggml (enum ggml_type), which are not read
     29: "IQ1_M",
     34: "TQ1_0",
     35: "TQ2_0",
-    39: "MXFP4",
 }
 CONFIG_NAMES = {  # key of an architecture -> key of a config.json
     "embedding_length": "hidden_size",
@@ -98,6 +98,7 @@ FAMILIES = {
     "command-r": "CohereForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
     "deepseek2": "DeepseekV2ForCausalLM",
+    "gpt-oss": "GptOssForCausalLM",
 }
 ROUTED = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}  # -> the model_type of transformers
 ONE_ROW = "ffn_gate_inp_shexp", "token_types"  # matrices that are stored as vectors where they have one row
@@ -109,19 +110,26 @@ LAYER_NORM = "attention.layer_norm_epsilon"
 class DecoderKeys(NamedTuple):
     """The family of an architecture, and what its files have beside the common keys: `names`, keys by names of a
     config; `required`, those that must be there; `settings` that no key has, as llama.cpp computes them. A model of
-    `wide_layers` layers divides scores by the root of hidden_size / heads, others by that of a head's columns."""
+    `wide_layers` layers divides scores by the root of hidden_size / heads, others by that of a head's columns.
+    `scaling`: settings of rotations that files scale."""
 
     family: str
     names: Mapping[str, str]
     required: tuple[str, ...] = REQUIRED
     settings: Mapping[str, object] = MappingProxyType({})
     wide_layers: int = 0
+    scaling: Mapping[str, object] = MappingProxyType({})
 
 
 WINDOW, LOGIT_SCALE = "attention.sliding_window", "logit_scale"
 WINDOW_NAMES = {WINDOW: "sliding_window", f"{WINDOW}_pattern": "sliding_window_pattern"}
 CENTRED_NAMES = {LAYER_NORM: "layer_norm_eps", LOGIT_SCALE: LOGIT_SCALE}
 CAPPED_NAMES = {f"{scores}_logit_softcapping": f"{scores}_logit_softcapping" for scores in ("attn", "final")}
+SINGLE_EXPERTS = {  # of models all of whose layers have experts, and no other units
+    "expert_count": "num_local_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "intermediate_size",
+}
 GEMMA_SETTINGS = dict(gains_stored_whole=True, hidden_activation="gelu_pytorch_tanh")
 DECODER_KEYS = {
     "gemma2": DecoderKeys(
@@ -140,6 +148,13 @@ DECODER_KEYS = {
     ),
     "command-r": DecoderKeys("cohere", CENTRED_NAMES, (LAYER_NORM, LOGIT_SCALE)),
     "cohere2": DecoderKeys("cohere2", CENTRED_NAMES | WINDOW_NAMES, (LAYER_NORM, LOGIT_SCALE, WINDOW)),
+    "gpt-oss": DecoderKeys(
+        "gpt_oss",
+        {WINDOW: "sliding_window"} | SINGLE_EXPERTS,
+        (*REQUIRED, WINDOW, *SINGLE_EXPERTS),
+        dict(biases_apart=True),
+        scaling={"truncate": False},  # as it was trained; llama.cpp rounds the borders of frequencies
+    ),
 }  # by general.architecture; files of others have the common keys alone
 LATENT = "deepseek2"  # DeepSeek-V2 and V3
 LATENT_NAMES = {name: CONFIG_NAMES[name] for name in CONFIG_NAMES if not name.endswith(("_kv", "key_length", "window"))}
@@ -624,6 +639,8 @@ def decoder_settings(entries: Mapping[str, object], settings: Mapping[str, objec
         wide = entries.get("block_count") == declared.wide_layers
         columns = head_columns({key: value for key, value in settings.items() if key != "head_dim" or not wide})
         more["query_pre_attn_scalar"] = columns
+    if isinstance(scaling := settings.get("rope_scaling"), dict):
+        more["rope_scaling"] = scaling | dict(declared.scaling)
     return more
 
 

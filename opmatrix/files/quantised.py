@@ -11,17 +11,29 @@ from formats.storage.block_layouts import FILED, LAYOUTS, minima_of, nibbles
 from opmatrix.algebra.data import Numeric
 
 BlockedTensor: TypeAlias = Numeric
+SAFE_EXPONENT = 252  # the highest byte of an exponent of which float32 holds six times the power, a float4's most
 
 
 class BlockType(NamedTuple):
     """A block of `numbers` numbers, and the function that widens n blocks to n rows of them. The conversion is exact
     for types that round no number; a scaled block gives the results of ggml: products and sums in float32. `kept`: a
-    format holds the blocks as they are."""
+    format holds the blocks as they are. `exponents`: scales are bytes of exponents; `largest`: of the
+    numbers that scales may lead beyond float32."""
 
     block: np.dtype[np.generic]
     numbers: int
     widen: Callable[[BlockedTensor], Floats]
     kept: bool = False
+    exponents: bool = False
+    largest: float = 1.0
+
+    def leads_to_finite(self, blocks: BlockedTensor) -> bool:
+        """True if the scales of blocks are such that all numbers are finite."""
+        if self.exponents:
+            return not (blocks["d"] > SAFE_EXPONENT).any()
+        floats = (blocks[name] for name in self.block.names or () if blocks[name].dtype.kind == "f")
+        with np.errstate(over="ignore", invalid="ignore"):
+            return all(np.isfinite(scales * scales.dtype.type(self.largest)).all() for scales in floats)
 
 
 def bfloat16(x: BlockedTensor) -> Floats:
@@ -55,7 +67,8 @@ def planes(name: str) -> BlockType:
         shift = None if m is None else m[:, None]
         return layout.numbers(filed.levels(x)[:, :, None], x["d"][:, None], shift, parts).reshape(len(x), -1)
 
-    return BlockType(filed.block, layout.inputs, widen, kept=True)
+    largest = float(abs(layout.values).max()) if layout.float8 else 1.0
+    return BlockType(filed.block, layout.inputs, widen, kept=True, exponents=layout.exponents, largest=largest)
 
 
 def identity(x: BlockedTensor) -> Floats:

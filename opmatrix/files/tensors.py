@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from io import BufferedReader
 from math import prod
 from pathlib import Path
@@ -83,10 +85,9 @@ class Tensor(NamedTuple):
     def read_filed(self) -> Numeric:
         """Read its blocks (rows, groups), of a type that a format holds. Raises InputError if the file ends before, or
         for a scale that is not finite, with the number that it leads to."""
-        block, size, *_ = STORED[self.number]
-        blocks = self.read_blocks(block, prod(self.shape) // size).reshape(self.shape[0], -1)
-        scales = (blocks[name] for name in block.names or () if blocks[name].dtype.kind == "f")
-        if not all(np.isfinite(scale).all() for scale in scales):
+        stored = STORED[self.number]
+        blocks = self.read_blocks(stored.block, prod(self.shape) // stored.numbers).reshape(self.shape[0], -1)
+        if not stored.leads_to_finite(blocks):
             self.read()
         return split_pairs(blocks, self.pairs) if self.pairs else blocks
 
@@ -97,7 +98,7 @@ class Tensor(NamedTuple):
                 f"{self.file}: tensor {self.name!r} has number type {self.number}: convert it to one of "
                 + ", ".join(name for name in STORED if name in NUMBER_BYTES)
             )
-        block, size, widen, has_format = STORED[self.number]
+        block, size, widen, has_format, *_ = STORED[self.number]
         numbers = self.read_blocks(block, prod(self.shape) // size)
         with np.errstate(over="ignore", invalid="ignore"):
             array = widen(numbers).reshape(-1)
@@ -211,12 +212,13 @@ class ExpertTensors(NamedTuple):
 
     def read_filed(self) -> Numeric:
         """Read the blocks of all matrices, one for each expert. Raises as `Tensor.read_filed`."""
-        return np.stack([matrix.read_filed() for matrix in self.matrices])
+        return np.stack([matrix.read_filed() for matrix in made_once(self.matrices)])
 
     def read(self) -> tuple[NDArray[np.float32], Numeric | None]:
         """Read all matrices in float32, one for each expert, and their blocks if a format holds these. Raises as
         `Tensor.read`."""
-        first, first_blocks = self.matrices[0].read_both()
+        matrices = made_once(self.matrices)
+        first, first_blocks = matrices[0].read_both()
         whole = np.empty((len(self.matrices), *first.shape), np.float32)
         blocks = (
             None if first_blocks is None else np.empty((len(self.matrices), *first_blocks.shape), first_blocks.dtype)
@@ -224,11 +226,19 @@ class ExpertTensors(NamedTuple):
         whole[0] = first
         if blocks is not None:
             blocks[0] = first_blocks
-        for e, matrix in enumerate(self.matrices[1:], 1):
+        for e, matrix in enumerate(matrices[1:], 1):
             whole[e], matrix_blocks = matrix.read_both()
             if blocks is not None:
                 blocks[e] = matrix_blocks
         return whole, blocks
+
+
+def made_once(matrices: list[Tensor]) -> list[Tensor]:
+    """Return matrices whose blocks, where several are cut of those that one function makes, are made once for all, and
+    held as long as the matrices are; others are made one by one."""
+    counts = Counter(id(matrix.made) for matrix in matrices)
+    shared = {id(made): cache(made) for matrix in matrices if (made := matrix.made) and counts[id(made)] > 1}
+    return [matrix._replace(made=shared.get(id(matrix.made), matrix.made)) for matrix in matrices]
 
 
 def find_experts(

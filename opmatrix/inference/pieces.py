@@ -1,6 +1,6 @@
 """Text from its tokens, one by one: a token may end within a character, whose bytes then wait for the next tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,10 +17,18 @@ class Pieces:
     def __init__(self, tokenizer: "tokenizers.Tokenizer", prompt: Sequence[int]) -> None:
         self.tokenizer, self.ids = tokenizer, [*prompt[-BEFORE:]]
         self.start, self.read = 0, len(self.ids)
+        self.shown: dict[int, str] = {}
+
+    def show(self, texts: Collection[str]) -> None:
+        """Let special tokens of these texts be text."""
+        added = self.tokenizer.get_added_tokens_decoder().items()
+        self.shown = {number: token.content for number, token in added if token.special and token.content in texts}
 
     def add(self, token: int) -> str:
         """Add a token; return the text that it completes, empty if its last character is incomplete."""
         self.ids.append(token)
+        if token in self.shown:
+            return self.rest() + self.shown[token]
         text = self.decoded(None)
         if text.endswith(UNFINISHED):
             return ""

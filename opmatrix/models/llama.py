@@ -246,7 +246,7 @@ def times_factor(part: Operator, factor: float) -> Operator:
 
 def sign_changed(stored: Data) -> Data:
     """Return the numbers of a stored array, with their signs changed."""
-    name = f"-{stored.name}"
+    name = f"{stored.name}[sign changed]"  # its tensor is named before the bracket
     return Promised(name, stored.shape) if isinstance(stored, Promised) else Data(-stored.array, name)
 
 

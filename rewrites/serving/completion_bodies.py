@@ -1,6 +1,7 @@
 """Bodies of requests for replies, in the names of OpenAI's chat completions and completions. A field that would change
 a reply and that is not read is refused unless it asks for nothing; others are ignored."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from secrets import randbits
@@ -72,12 +73,28 @@ def flat_message(message: object, at: int) -> Mapping[str, object]:
     text."""
     if not isinstance(message, dict):
         raise invalid(f"message {at} is {message!r:.60}: give an object with a role and a content", "messages")
+    if isinstance(calls := message.get("tool_calls"), list):
+        message = message | {"tool_calls": [opened_call(call) for call in calls]}
     if not isinstance(content := message.get("content"), list):
         return message
     parts = [part.get("text") if isinstance(part, dict) else None for part in content]
     if not all(isinstance(part, str) for part in parts):
         raise invalid(f"message {at} has parts that are no text: {content!r:.60}: give text alone", "messages")
     return message | {"content": "".join(map(str, parts))}
+
+
+def opened_call(call: object) -> object:
+    """Return a call of an earlier reply with its arguments as an object, as templates take them, where they are the
+    text of one; any other as it is."""
+    match call:
+        case {"function": {"arguments": str(text), **function}, **rest}:
+            try:
+                arguments = json.loads(text)
+            except (ValueError, RecursionError):
+                return call
+            if isinstance(arguments, dict):
+                return {**rest, "function": {**function, "arguments": arguments}}
+    return call
 
 
 def read_options(
@@ -91,7 +108,7 @@ def read_options(
     if not isinstance(stop, str | list | tuple):
         raise invalid(f"stop {stop!r:.40}: give a text, or a list of texts", "stop")
     options: dict[str, object] = {
-        "tools": fields.get("tools") or None,
+        "tools": None if fields.get("tool_choice") == "none" else fields.get("tools") or None,
         "variables": fields.get("chat_template_kwargs"),
         "max_tokens": most,
         "temperature": entry_or(fields, "temperature", 1.0),

@@ -4,9 +4,13 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from secrets import token_hex
 from uuid import uuid4
 
+from opmatrix.inference.chat.chat_options import ChatRequest
+from opmatrix.inference.chat.chat_templates import ChatTemplates
 from opmatrix.inference.chat.conversation import reply_to_messages
+from opmatrix.inference.chat.tool_calls import CallReader, ReplyPart, ToolCall, find_form, names_of
 from opmatrix.inference.generation import CUT, Prompt, PromptReader, Reply
 from opmatrix.runtime.program import Program
 from rewrites.serving.completion_bodies import CompletionRequest, read_chat, read_completion
@@ -16,6 +20,7 @@ from rewrites.serving.served_models import Served, ServedSpeaker, find_model
 
 ReadCompletion = Callable[[bytes], CompletionRequest]
 COMPLETED_BY: Mapping[str, ReadCompletion] = dict(zip(ServedSpeaker.paths, (read_chat, read_completion), strict=True))
+CALL_ID_LETTERS = 9  # of the name of a call: Mistral's templates take no other number
 DONE = b"data: [DONE]\n\n"  # the end of a stream
 
 
@@ -26,6 +31,8 @@ class Completion:
     model: ServedSpeaker
     request: CompletionRequest
     reply: Reply
+    reader: CallReader | None = None  # of calls of tools; None where none are offered
+    calls: list[dict[str, object]] = field(default_factory=list)  # the calls of the reply so far
     id: str = field(default_factory=lambda: uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -41,7 +48,10 @@ class Completion:
         if request.messages is None:
             check_prompt(program, request.prompt)
             return cls(model, request, PromptReader.of(program).begin(request.prompt, 0, options.bounds))
-        return cls(model, request, reply_to_messages(program, request.messages, options))
+        reply, reader = reply_to_messages(program, request.messages, options), call_reader(program, options)
+        if reader and reply.pieces:
+            reply.pieces.show(reader.form.marks)
+        return cls(model, request, reply, reader)
 
     @property
     def chats(self) -> bool:
@@ -51,7 +61,9 @@ class Completion:
     @property
     def reason(self) -> str:
         """The reason of its end, in the API's words."""
-        return "length" if self.reply.ended == CUT else "stop"
+        if self.reply.ended == CUT:
+            return "length"
+        return "tool_calls" if self.calls else "stop"
 
     @property
     def usage(self) -> dict[str, object]:
@@ -68,7 +80,13 @@ class Completion:
         """Return the reply at its end."""
         text: dict[str, object] = {"text": self.reply.text}
         if self.chats:
-            text = {"message": {"role": "assistant", "content": self.reply.text}}
+            parts = self.read(self.reply.text, last=True)
+            content = "".join(part for part in parts if isinstance(part, str))
+            message: dict[str, object] = {
+                "role": "assistant",
+                "content": content if content or not self.calls else None,
+            }
+            text = {"message": message | ({"tool_calls": self.calls} if self.calls else {})}
         kind = "chat.completion" if self.chats else "text_completion"
         return reply_json(self.told(kind, text, self.reason) | {"usage": self.usage})
 
@@ -77,12 +95,26 @@ class Completion:
         if self.chats:
             yield self.chunk({"role": "assistant", "content": ""})
 
-    def piece(self, text: str) -> bytes:
-        """Return the chunk of a piece of text."""
-        return self.chunk({"content": text} if self.chats else {"text": text})
+    def read(self, text: str, last: bool = False) -> list[ReplyPart]:
+        """Return the texts and the calls that are whole with a piece of text, and note the calls."""
+        if self.reader is None:
+            return [text] if text else []
+        parts = self.reader.add(text, last)
+        self.calls.extend(described_call(part) for part in parts if isinstance(part, ToolCall))
+        return parts
+
+    def pieces(self, text: str, last: bool = False) -> Iterator[bytes]:
+        """Yield the chunks of a piece of text: of text, and of calls that are whole with it."""
+        before = len(self.calls)
+        for part in self.read(text, last):
+            if isinstance(part, str):
+                yield self.chunk({"content": part} if self.chats else {"text": part})
+        for place, call in enumerate(self.calls[before:], before):
+            yield self.chunk({"tool_calls": [{"index": place, **call}]})
 
     def ended(self) -> Iterator[bytes]:
         """Yield the chunks that end a stream."""
+        yield from self.pieces("", last=True)
         yield self.chunk({} if self.chats else {"text": ""}, self.reason)
         if self.request.usage:
             yield in_stream(self.told(self.chunk_kind, {}) | {"choices": [], "usage": self.usage})
@@ -108,6 +140,22 @@ class Completion:
             "model": self.model.name,
             "choices": [choice],
         }
+
+
+def call_reader(program: Program, options: ChatRequest) -> CallReader | None:
+    """Return the reader of calls of the tools of a request; None where it offers none, or where the model's template
+    teaches no form that is read."""
+    if not (names := names_of(options.tools or ())):
+        return None
+    templates = ChatTemplates.parsed(program.meta.get("chat"), str(program.meta.get("model", "this program")))
+    form = find_form(templates, options.template)
+    return form and CallReader(form, names)
+
+
+def described_call(call: ToolCall) -> dict[str, object]:
+    """Return a call as the API tells it, under a name of its own."""
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": token_hex(CALL_ID_LETTERS)[:CALL_ID_LETTERS], "type": "function", "function": function}
 
 
 def check_prompt(program: Program, prompt: Prompt) -> None:

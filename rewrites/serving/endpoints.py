@@ -197,10 +197,11 @@ class Endpoints:
             for chunk in completion.begun():
                 yield chunk
             with in_words_of_clients():
-                if first:
-                    yield completion.piece(first)
+                for chunk in completion.pieces(first):
+                    yield chunk
                 async for piece in pieces:
-                    yield completion.piece(piece)
+                    for chunk in completion.pieces(piece):
+                        yield chunk
             for chunk in completion.ended():
                 yield chunk
         except Refused as refused:

@@ -12,6 +12,8 @@ from formats.core.errors import InputError
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
 from opmatrix.files.checkpoint import Checkpoint
+from opmatrix.files.quantised import STORED
+from opmatrix.files.tensors import ExpertTensors, Tensor
 from opmatrix.models import tensors
 
 BATCH = Batch([[3, 4, 5, 6, 7, 9, 30, 2, 11], [8]])
@@ -209,3 +211,24 @@ def test_matrices_one_below_another_are_those_of_experts(tmp_path):
     write(tmp_path / "flat", NOMIC, below | {f"{stem}.w1": below[f"{stem}.w1"][:-1]})
     with pytest.raises(InputError, match=r"w1' is 79 × 24, but .* leads to 4 × 20 × 24"):
         Checkpoint.open(tmp_path / "flat").operator()
+
+
+@pytest.mark.parametrize("number", ["F32", "Q8_0"])
+def test_matrices_of_one_maker_are_made_once(rng, number):
+    """Of a stack that is made whole; those that are made apart are made one by one, and none is held."""
+    stored, made = STORED[number], []
+    blocks = rng.integers(0, 60, 3 * 64 * 32 // stored.numbers * stored.block.itemsize, np.uint8).view(stored.block)
+
+    def make():
+        made.append(1)
+        return blocks
+
+    stack = Tensor(None, "a", number, (3, 64, 32), 0, made=make)
+    experts = ExpertTensors([stack.matrix(e, 0, 64) for e in range(3)], [stack])
+    wanted = stored.widen(blocks).reshape(3, 64, 32)
+    assert np.array_equal(experts.read()[0], wanted) and len(made) == 1
+    if stored.kept:
+        assert np.array_equal(experts.read_filed().reshape(-1), blocks) and len(made) == 2
+    single = [stack.matrix(e, 0, 64)._replace(made=lambda: make()) for e in range(3)]
+    made.clear()
+    assert np.array_equal(ExpertTensors(single, [stack]).read()[0], wanted) and len(made) == 3

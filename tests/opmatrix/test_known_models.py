@@ -67,6 +67,15 @@ def count_pr_moe(layers, n, experts, sparse):
     return dense + experts * (perceptron + n) + sparse * 2 * (n + 1)
 
 
+def count_gpt_oss(layers, experts, rows=201_088):
+    """gpt-oss by hand: 64 heads of 64 columns, each with a sink, that share 8 of keys, with biases; a router, experts
+    of three squares and as many rows; two norms; `rows` of tokens, and as many scores of them; a norm."""
+    n = 2880
+    mixing = (n + 1) * (4096 + 2 * 512) + 4096 * n + n + 64
+    sparse = experts * (n + 1 + 3 * n * (n + 1))
+    return layers * (mixing + sparse + 2 * n) + (rows + 201_088) * n + n
+
+
 class DeepSeek(NamedTuple):
     """What latent attention and experts are counted by."""
 
@@ -117,6 +126,8 @@ BY_HAND = {
     "pangu-alpha-200b": count_pangu(64, 16384),
     "openpangu-embedded-1b": count_embedded(26, 1536, 6144, 768, 1),
     "openpangu-embedded-7b": count_embedded(34, 4096, 12800, 1024, 2),
+    "gpt-oss-20b": count_gpt_oss(24, 32),
+    "gpt-oss-120b": count_gpt_oss(36, 128),
 }
 
 
@@ -127,6 +138,8 @@ ACTIVATED = {
     "qwen3-30b-a3b": COUNTED["qwen3-30b-a3b"] - 48 * 120 * 3 * 2048 * 768,
     "pangu-pro-moe-72b": BY_HAND["pangu-pro-moe-72b"] - 48 * 56 * 3 * 5120 * 1344,
     **{name: each.activated(8 if name == "deepseek-v3" else 6) for name, each in DEEPSEEK.items()},
+    "gpt-oss-20b": BY_HAND["gpt-oss-20b"] - 24 * 28 * 3 * 2880 * 2881,
+    "gpt-oss-120b": BY_HAND["gpt-oss-120b"] - 36 * 124 * 3 * 2880 * 2881,
     "350m-pr-moe-32-64": BY_HAND["350m-pr-moe-32-64"] - (10 * 31 + 2 * 63) * (8 * 1024**2 + 5 * 1024),
 }
 
@@ -158,13 +171,14 @@ def test_published_totals_are_near(counts):
     far = {}
     said = [(name, count, known.find_known(name).published) for name, count in counts.items()]
     read = [(name, count, words) for name, count in ACTIVATED.items() if (words := known.find_known(name).activated)]
-    assert len(read) == 6 and BY_HAND["deepseek-v3"] == 671_026_419_200
+    assert len(read) == 8 and BY_HAND["deepseek-v3"] == 671_026_419_200
     for name, count, published in said + read:
         config = known.configuration(name)
-        digits, unit, rest = re.fullmatch(r"([\d.]+)([BM])( without tables of tokens)?", published).groups()
+        digits, unit, rest = re.fullmatch(r"([\d.]+)([BM])( without (?:tables|rows) of tokens)?", published).groups()
         size = {"B": 1e9, "M": 1e6}[unit]
         if rest:
-            count -= (1 if config["tie_word_embeddings"] else 2) * config["vocab_size"] * config["hidden_size"]
+            tables = 1 if config["tie_word_embeddings"] or "rows" in rest else 2
+            count -= tables * config["vocab_size"] * config["hidden_size"]
         last = size * 10 ** -len(digits.partition(".")[2])
         if abs(count - float(digits) * size) > max(last / 2, float(digits) * size / 40):
             far[name] = count, published

@@ -26,7 +26,7 @@ def test_tensors_are_theirs(name):
         for each, tensor in made(transformers.AutoModel, config).state_dict().items()
         if not each.startswith("pooler.")
     }
-    assert fused(tensors(config)) == theirs
+    assert fused(tensors(config), turned=config["model_type"] == "gpt_oss") == theirs
 
 
 @pytest.mark.parametrize("name", [name for name in THEIRS if layout(known.configuration(name)).head])
@@ -38,4 +38,4 @@ def test_a_head_is_tied_where_theirs_is(name):
 
 
 def test_most_are_theirs():
-    assert len(THEIRS) == 23
+    assert len(THEIRS) == 25

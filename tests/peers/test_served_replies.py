@@ -11,6 +11,7 @@ from served import ENDS, until
 from served import serving as serving_models
 from speakers import gpt2
 
+from rewrites.serving.completion_bodies import read_chat
 from rewrites.serving.served_models import ServedSpeaker
 from rewrites.serving.speaker import Speaker
 
@@ -222,6 +223,87 @@ def test_a_fault_ends_what_was_written_and_not_the_server(server, monkeypatch, c
     assert status == 500 and "ZeroDivisionError" in content and "ZeroDivision" in caplog.text
     monkeypatch.undo()
     assert answered(server[0], TEXT, prompt="In ", max_tokens=3)["usage"]["completion_tokens"] == 3
+
+
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+FORMED = TEMPLATE + "{# calls are within <tool_call> tags #}"
+CALLED = 'Look: <tool_call>{"name": "weather", "arguments": {"place": "In"}}</tool_call>'
+
+
+@pytest.fixture
+def writing(monkeypatch):
+    """A server whose model teaches a form of calls, and a function that sets the text of its replies, a letter a
+    token."""
+    program = gpt2().program.replace(chat={"templates": {"default": FORMED}, "tokens": {}})
+    letters = []
+
+    def choose(self, scores, length, number=0):
+        return ord(letters.pop(0))
+
+    def write(text):
+        letters[:] = text
+        return len(text)
+
+    monkeypatch.setattr("opmatrix.inference.sampling.Sampling.choose", choose)
+    with serving_models({"speaker": ServedSpeaker("speaker", program)}, seconds=ENDS, context=1024) as (port, _):
+        yield port, write
+
+
+def test_calls_of_tools_are_told_apart(writing):
+    """Whole and in a stream; their arguments are those of templates in the next request."""
+    port, write = writing
+    asked = {"messages": [{"role": "user", "content": "In "}], "tools": TOOLS}
+    (whole,) = answered(port, CHAT, **asked, max_tokens=write(CALLED), stop=["\n"])["choices"]
+    chunks = events(ask(port, CHAT, stream=True, max_tokens=write(CALLED), **asked)[1])
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    (call,), (told,) = (
+        whole["message"]["tool_calls"],
+        *[delta["tool_calls"] for delta in deltas if "tool_calls" in delta],
+    )
+    assert "".join(delta.get("content", "") for delta in deltas) == whole["message"]["content"] == "Look:"
+    assert call["function"] == told["function"] == {"name": "weather", "arguments": '{"place": "In"}'}
+    assert told["index"] == 0 and call["type"] == told["type"] == "function"
+    assert call["id"] != told["id"] and len(call["id"]) == 9 and call["id"].isalnum()
+
+
+def test_the_reason_of_an_end_by_calls(writing):
+    port, write = writing
+    asked = {"messages": [{"role": "user", "content": "In "}], "tools": TOOLS, "stop": ["\n"]}
+    for text, reason in ((CALLED + "\n", "tool_calls"), ("Look:\n", "stop"), (CALLED, "length")):
+        most = write(text) + (text[-1] == "\n")
+        (choice,) = answered(port, CHAT, **asked, max_tokens=most)["choices"]
+        write(text)
+        *_, last = events(ask(port, CHAT, stream=True, max_tokens=most, **asked)[1])
+        assert choice["finish_reason"] == last["choices"][0]["finish_reason"] == reason
+    call_alone = CALLED.removeprefix("Look: ")
+    write(call_alone)
+    assert answered(port, CHAT, **asked, max_tokens=len(call_alone))["choices"][0]["message"]["content"] is None
+
+
+def test_text_stays_text_where_no_tools_are_offered(writing):
+    """And a call that is malformed, or of another tool."""
+    port, write = writing
+    messages = [{"role": "user", "content": "In "}]
+    other = CALLED.replace("weather", "time")
+    for text, asked in (
+        (CALLED, {}),
+        (CALLED, {"tools": TOOLS, "tool_choice": "none"}),
+        (other, {"tools": TOOLS}),
+        (CALLED[:-14], {"tools": TOOLS}),
+    ):
+        (choice,) = answered(port, CHAT, messages=messages, max_tokens=write(text), **asked)["choices"]
+        assert choice["message"] == {"role": "assistant", "content": text} and choice["finish_reason"] == "length"
+        chunks = events(ask(port, CHAT, stream=True, messages=messages, max_tokens=write(text), **asked)[1])
+        assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == text
+
+
+def test_arguments_of_earlier_calls_are_objects_in_templates():
+    """As OpenAI's clients send them back; what is no text of an object is left as it is."""
+    for sent, wanted in (('{"a": 1}', {"a": 1}), ("[1]", "[1]"), ("{", "{"), ({"a": 1}, {"a": 1})):
+        call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": sent}}
+        body = json.dumps({"messages": [{"role": "assistant", "content": None, "tool_calls": [call, 3]}]})
+        ((message,), first) = read_chat(body.encode()).messages, call["function"] | {"arguments": wanted}
+        assert message["tool_calls"] == [call | {"function": first}, 3]
 
 
 def test_the_openai_client(server):

@@ -15,7 +15,7 @@ from formats.storage.check import check_product
 from opmatrix.algebra.batch.extents import counted, patterns
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
-from opmatrix.exports.checkpoints.plain_class import filed_numbers
+from opmatrix.exports.checkpoints.plain_class import filed_numbers, scaled_blocks
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.filed_data import FiledData
 from opmatrix.files.gguf import TENSOR_TYPES
@@ -82,6 +82,18 @@ def test_blocks_leave_in_gguf_files_that_have_them(rng, name):
     else:
         assert left.blocks is None and left.called == f"{name}, which no GGUF file has"
     assert np.array_equal(left.numbers, numbers)
+
+
+def test_exponents_are_scaled_by_powers_of_two_alone(rng):
+    """As those of scores, which files have none of; a zero stays one, and no exponent leaves its range."""
+    made = blocks(rng, "mxfp4", 16, 2)
+    made["d"] = rng.integers(100, 140, made.shape)
+    made["d"][0] = 0
+    wanted = widened("mxfp4", made)
+    for factor in (8.0, 0.25):
+        assert np.array_equal(widened("mxfp4", scaled_blocks(made, factor)), widened("mxfp4", made) * factor)
+    assert [scaled_blocks(made, factor) for factor in (3.0, -8.0, 2.0**200, 2.0**-200)] == [None] * 4
+    assert np.array_equal(widened("mxfp4", made), wanted)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

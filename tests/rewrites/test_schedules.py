@@ -1,14 +1,19 @@
 """Schedules by hand: stages apply laws and approximations, and what comes out is priced, verified and runs; what does
 not apply says where and why."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import standin
 from searched import RAGGED, model
 
+from formats import Stacked
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.operators import gelu, relu
 from opmatrix.algebra.oracles import dense
+from opmatrix.files.checkpoint import open_model
 from rewrites.explain.derivations.schedules import schedule
 from rewrites.explain.derivations.stages import (
     bf16,
@@ -32,6 +37,8 @@ from rewrites.laws.law import SIMPLIFY, law, n, value
 from rewrites.search.approximation import approximation
 from rewrites.search.search import search
 from rewrites.verify import VerificationError
+
+MIXTRAL = Path(__file__).parents[1] / "data" / "mixtral_bytes"
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +162,18 @@ def test_an_approximation_states_its_error_and_keeps_it(joined, stage, form):
     assert off(made, made) == pytest.approx(made.error, rel=1e-3)
     steps = [step for part in made.derivation.parts for step in part.steps if step.kind == "approximate"]
     assert len(steps) == 8 and all(form in step.law and 0 < step.error < 1 for step in steps)
+
+
+def test_stacks_of_experts_are_stored_expert_by_expert():
+    """In the format that is named, or in none: a line says why."""
+    operator = open_model(MIXTRAL).operator()
+    start = schedule(operator, Batch([np.arange(1, 6)]), machine=standin.machine())
+    made = start | int8()
+    stacks = [stored for stored in made.program.constants.values() if isinstance(stored, Stacked)]
+    assert len(stacks) == open_model(MIXTRAL).config["num_hidden_layers"]  # other sides of experts are one matrix
+    assert {stack.name for stack in stacks} == {"int8"} and made.bytes < start.bytes / 2
+    with pytest.raises(InputError, match=r"prune\(0.5\): .*experts.*: csr: its arrays differ in size from matrix to"):
+        start | prune(0.5)
 
 
 def test_only_the_weights_that_are_named(joined):

@@ -143,11 +143,12 @@ def pr_moe(c, w, tokens):
     return plain.gpt2(c, w, tokens, unit=unit)
 
 
-def fused(shapes):
-    """The shapes of tensors by name, with gates and ups of experts in one, as transformers holds them."""
+def fused(shapes, turned=False):
+    """The shapes of tensors by name, with gates and ups of experts in one, as transformers holds them; `turned`: inputs
+    before outputs, as it holds those of gpt-oss."""
     found = dict(shapes)
     for name in [name for name in found if name.endswith("experts.gate_proj")]:
         count, f, n = found.pop(name)
         assert found.pop(name.replace("gate_proj", "up_proj")) == (count, f, n)
-        found[name.replace("gate_proj", "gate_up_proj")] = count, 2 * f, n
+        found[name.replace("gate_proj", "gate_up_proj")] = (count, n, 2 * f) if turned else (count, 2 * f, n)
     return found

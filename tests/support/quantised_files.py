@@ -313,24 +313,30 @@ SCHEMES = {
         of_weights("float-quantized", num_bits=8, type="float", symmetric=True, strategy="channel"),
         float8_scaled,
         dict(shape=("p", 1), number="BF16"),
+        "e4m3_128",
     ),
     "float8 by tensor": Scheme(
         of_weights("float-quantized", num_bits=8, type="float", symmetric=True, strategy="tensor"),
         float8_scaled,
         dict(shape=(1,), more=("input_scale",)),
+        "e4m3_128",
     ),
     "fp8 in blocks": Scheme(
         {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic"},
         float8_blocks,
+        format="e4m3_128",
     ),
     "fp8 in blocks that are cut": Scheme(
         {"quant_method": "fp8", "weight_block_size": [160, 96]}, float8_blocks, dict(sides=(160, 96))
     ),
     "fp8 by tensor": Scheme(
-        {"quant_method": "fp8", "activation_scheme": "static"}, float8_scaled, dict(shape=(), more=("input_scale",))
+        {"quant_method": "fp8", "activation_scheme": "static"},
+        float8_scaled,
+        dict(shape=(), more=("input_scale",)),
+        "e4m3_128",
     ),
     "fbgemm": Scheme(
-        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, float8_scaled, dict(shape=("p", 1))
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, float8_scaled, dict(shape=("p", 1)), "e4m3_128"
     ),
     "mxfp4 in words": Scheme(
         of_weights("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32),

@@ -14,6 +14,7 @@ from formats.kernels.matmul.widened_words import (
     multiply_words,
     product_words,
     read_exponents,
+    read_floats,
     read_pairs,
     read_plane,
     read_scales,
@@ -21,7 +22,7 @@ from formats.kernels.matmul.widened_words import (
 from formats.kernels.matmul.widened_words import __borders__ as __borders__
 from formats.kernels.simd.tail import permute
 from formats.kernels.simd.vectors import FLOAT, VECTOR, splat
-from formats.kernels.simd.words import words_of
+from formats.kernels.simd.words import WORDS, words_of
 from formats.storage.block_layouts import LAYOUTS
 
 __all__ = ["product_blocks"]
@@ -49,9 +50,24 @@ def level_reader(layout: BlockLayout):
             part = builder.and_(turned, words_of(mask << offset))
             whole = part if whole is None else builder.or_(whole, part)
             offset += bits
+        if layout.float8:
+            return widen_float8(builder, whole)
         return permute(builder, values, whole) if values else builder.uitofp(whole, VECTOR)
 
     return number
+
+
+def widen_float8(builder, words):
+    """Return bytes of E4M3, in words, as float32. Exponent and fraction move to their places in a float32, whose
+    exponents are 120 higher. A number below 2⁻⁶ has no leading one: it is read as if it had, and 2⁻⁶ is subtracted,
+    which is exact."""
+    moved = builder.shl(builder.and_(words, words_of(0x7F)), words_of(20))
+    small = builder.bitcast(builder.add(moved, words_of(121 << 23)), VECTOR)
+    small = builder.bitcast(builder.fsub(small, splat(builder, FLOAT(2.0**-6))), WORDS)
+    is_small = builder.icmp_unsigned("<", moved, words_of(1 << 23))
+    widened = builder.select(is_small, small, builder.add(moved, words_of(120 << 23)))
+    sign = builder.shl(builder.and_(words, words_of(0x80)), words_of(24))
+    return builder.bitcast(builder.or_(widened, sign), VECTOR)
 
 
 def scale_reader(layout: BlockLayout):
@@ -71,7 +87,7 @@ def scale_reader(layout: BlockLayout):
         """Return d, then m, of `across` vectors of outputs."""
         scale, shift = [], []
         for v in range(across):
-            read = read_exponents if layout.exponents else read_scales
+            read = read_exponents if layout.exponents else read_floats if layout.float8 else read_scales
             d, *m = read_pairs(builder, place, v) if layout.minimum else [read(builder, place, v)]
             if layout.fields:
                 whole = integers(builder, place, v)
@@ -135,9 +151,9 @@ def product_blocks(
     out: np.ndarray,
     epilogue: Epilogue | None = None,
 ) -> np.ndarray:
-    """out (T, p) = x (T, n) @ W, then the epilogue, for W in blocks of a layout: w words of levels, scale float16 or
-    bytes of exponents, parts words of the integers of groups, all in panels, n rounded up to whole blocks. Sums are
-    float32."""
+    """out (T, p) = x (T, n) @ W, then the epilogue, for W in blocks of a layout: w words of levels, scale float16,
+    bytes of exponents or float32, parts words of the integers of groups, all in panels, n rounded up to whole blocks.
+    Sums are float32."""
     typed_parts = None if parts is None else typed("parts", parts, np.uint32)
     weight = WordedArrays(typed("w", w, np.uint32), typed("scale", scale, LAYOUTS[layout].scale_type), typed_parts)
     return product_words(BLOCK_KERNELS[layout], WORDINGS[layout], x, weight, out, epilogue)

@@ -119,6 +119,11 @@ def read_exponents(builder, place, v):
     return builder.bitcast(builder.shl(builder.zext(exponents, WORDS), words_of(EXPONENT_PLACE)), VECTOR)
 
 
+def read_floats(builder, place, v):
+    """Return the float32 of vector `v` of outputs at a place of scales."""
+    return load_vector(builder, place.scale, 64 * v)
+
+
 def read_pairs(builder, place, v):
     """Return d and m of vector `v` of outputs at a place of scales, float16 in pairs, as float32."""
     pairs = builder.bitcast(load_vector(builder, place.scale, 64 * v), WORDS)

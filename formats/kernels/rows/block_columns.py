@@ -13,8 +13,11 @@ from formats.kernels.engine.memory import bytes_at, floats, ints_at, record, sho
 from formats.kernels.engine.native import njit
 
 # the first and the second plane of levels, and of the integers of groups, in bits; see BlockLayout. table: the address
-# of the numbers that levels stand for; powers: that of the scales that bytes of exponents stand for, 0 for float16
-COLUMN_LAYOUT = np.dtype(words("table first second group groups field more scale_bits middle minimum centred powers"))
+# of the numbers that levels stand for; powers: that of the scales that bytes of exponents stand for, 0 for others;
+# wide: scales are float32
+COLUMN_LAYOUT = np.dtype(
+    words("table first second group groups field more scale_bits middle minimum centred powers wide")
+)
 BYTE_VALUES = 256  # values of a byte
 f4 = np.float32
 
@@ -41,6 +44,7 @@ def kept_layout(layout: BlockLayout) -> tuple[np.ndarray, np.ndarray, np.ndarray
                 int(layout.minimum),
                 int(layout.centred),
                 powers.ctypes.data if layout.exponents else 0,
+                int(layout.float8),
             )
         ],
         COLUMN_LAYOUT,
@@ -82,6 +86,8 @@ def add_block_column(y, f, column, fresh):
         place, d, m = blocks * start + block * lanes + at, f4(0), f4(0)
         if c.powers:
             d = floats(c.powers, BYTE_VALUES)[bytes_at(f.scale + place, 1)[0]]
+        elif c.wide:
+            d = floats(f.scale + 4 * place, 1)[0]
         else:
             held = shorts(f.scale + 2 * scales * place, scales)
             d = widen(held[0])

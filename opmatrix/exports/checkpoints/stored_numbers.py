@@ -11,7 +11,7 @@ from formats.core.arrays import Floats
 from formats.core.epilogue import UNIT
 from formats.storage.format import Format, WholeNumbers
 from opmatrix.files.gguf import TENSOR_TYPES
-from opmatrix.files.quantised import STORED
+from opmatrix.files.quantised import SAFE_EXPONENT, STORED
 
 BLOCK_TYPES = {  # blocks of GGUF files, and their types
     stored.block: name for name, stored in STORED.items() if stored.kept and name in TENSOR_TYPES.values()
@@ -80,8 +80,16 @@ def widen_integers(whole: WholeNumbers) -> Floats:
 
 
 def scaled_blocks(blocks: NDArray[np.void], factor: float) -> NDArray[np.void] | None:
-    """Return blocks whose numbers are multiplied by a factor, exactly; None where scales in float16 cannot do it."""
+    """Return blocks whose numbers are multiplied by a factor, exactly; None where scales in float16, or their
+    exponents, cannot do it."""
     scaled = blocks.copy()
+    if STORED[BLOCK_TYPES[blocks.dtype]].exponents:
+        part, power = frexp(factor)
+        moved = np.where(blocks["d"] > 0, blocks["d"].astype(np.int64) + power - 1, 0)  # 0 stands for zero
+        if part != 0.5 or (moved < np.minimum(blocks["d"], 1)).any() or (moved > SAFE_EXPONENT).any():
+            return None
+        scaled["d"] = moved
+        return scaled
     for name in {"d", "m"} & {*(blocks.dtype.names or ())}:
         wanted = blocks[name].astype(np.float64) * factor
         with np.errstate(over="ignore"):

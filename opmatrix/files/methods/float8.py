@@ -2,31 +2,69 @@
 numbers: as DeepSeek-V3 and transformers (`fp8`), FBGEMM, and compressed-tensors store them."""
 
 from collections.abc import Callable
-from functools import partial
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from formats.core.arrays import Floats
+from formats.core.block_layout import float8_values
 from formats.core.errors import InputError
+from formats.storage.block_layouts import FILED, LAYOUTS
+from opmatrix.algebra.data import Numeric
 from opmatrix.files.methods.grouped_levels import made_tensor
 from opmatrix.files.methods.module_parts import FLOATS, MethodSettings, ModuleParts, read_raw
 from opmatrix.files.tensors import Tensor
 
-FLOAT8 = "F8_E4M3"
-EXPONENT_BIAS, FRACTION_BITS = 7, 3  # of the exponent; bits of the fraction
+FLOAT8, FLOAT8_HOLDER = "F8_E4M3", "E4M3_128"  # number types of files, and of the blocks that hold them
 
 
-def float8_numbers() -> Floats:
-    """Return the numbers of all 256 bytes: a sign, four bits of exponent, three of fraction; no infinities."""
-    codes = np.arange(128)
-    exponent, fraction = codes >> FRACTION_BITS, codes & 7
-    whole = np.where(exponent > 0, 8 + fraction, fraction)
-    magnitude = np.ldexp(whole.astype(np.float32), np.maximum(exponent, 1) - EXPONENT_BIAS - FRACTION_BITS)
-    magnitude[-1] = np.nan
-    return np.concatenate([magnitude, -magnitude])
+FLOAT8_NUMBERS = float8_values()
 
 
-FLOAT8_NUMBERS = float8_numbers()
+class ScaledFloat8(NamedTuple):
+    """A tensor of bytes (outputs, inputs), and that of the scales of its blocks of these sides, the last ones cut."""
+
+    packed: Tensor
+    scale: Tensor
+    sides: tuple[int, ...]
+
+    def read(self) -> NDArray[np.uint8]:
+        """Return the bytes. Raises InputError for one that is no number."""
+        codes: NDArray[np.uint8] = read_raw(self.packed)
+        if len(wrong := np.argwhere((codes & 127) == 127)):
+            raise InputError(
+                f"{self.packed.file}: tensor {self.packed.name!r} has nan at {wrong[0].tolist()}: weights must be "
+                "finite numbers, so get or train it again"
+            )
+        return codes
+
+    def scales(self, size: int) -> Floats:
+        """Return the scale of each group of `size` inputs, (outputs, groups); `size` divides the sides' inputs."""
+        outputs, inputs = self.packed.shape
+        rows, groups = np.arange(outputs) // self.sides[0], np.arange(inputs // size) * size // self.sides[1]
+        scales: Floats = self.scale.read()
+        return scales[rows[:, None], groups]
+
+    def widen(self) -> Floats:
+        """Return its numbers times their scales in float32. Raises InputError as `read`."""
+        array: Floats = FLOAT8_NUMBERS[self.read()]
+        array *= self.scales(1)
+        return array
+
+    def blocks(self) -> Numeric:
+        """Return the blocks of the format that holds such numbers, (outputs, groups). Raises InputError as `read`."""
+        name = FLOAT8_HOLDER.lower()
+        size = LAYOUTS[name].inputs
+        scales = self.scales(size)
+        return FILED[name].made(self.read().reshape(-1, size), scales.reshape(-1), None, None).reshape(scales.shape)
+
+    def tensor(self, name: str) -> Tensor:
+        """Return it as a tensor: of blocks where whole ones lie within those of a scale each, else of float32."""
+        size = LAYOUTS[FLOAT8_HOLDER.lower()].inputs
+        if self.packed.shape[1] % size or self.sides[1] % size:
+            return made_tensor(self.packed, name, self.packed.shape, self.widen)
+        return made_tensor(self.packed, name, self.packed.shape, self.blocks, FLOAT8_HOLDER)
 
 
 def fp8(settings: MethodSettings) -> Callable[[ModuleParts], Tensor]:
@@ -50,7 +88,7 @@ def fp8(settings: MethodSettings) -> Callable[[ModuleParts], Tensor]:
             return scaled_float8(module, ending, packed.shape)
         blocks = [-(-length // side) for length, side in zip(packed.shape, sides, strict=True)]
         scale = module.take(ending, FLOATS, *blocks)
-        return made_tensor(packed, f"{module.stem}.weight", packed.shape, partial(widen_float8, packed, scale, sides))
+        return ScaledFloat8(packed, scale, sides).tensor(f"{module.stem}.weight")
 
     return read
 
@@ -73,18 +111,4 @@ def scaled_float8(module: ModuleParts, ending: str, sides: tuple[int, ...]) -> T
     packed = module.take(".weight", (FLOAT8,), None, None)
     blocks = [length // side for length, side in zip(packed.shape, sides, strict=True)]
     scale = module.take(ending, FLOATS, *blocks)
-    return made_tensor(packed, f"{module.stem}.weight", packed.shape, partial(widen_float8, packed, scale, sides))
-
-
-def widen_float8(packed: Tensor, scale: Tensor, sides: tuple[int, ...]) -> Floats:
-    """Return numbers times the scales of their blocks, in float32. Raises InputError for a byte that is no number."""
-    codes, scales = read_raw(packed), scale.read()
-    if len(wrong := np.argwhere((codes & 127) == 127)):
-        raise InputError(
-            f"{packed.file}: tensor {packed.name!r} has nan at {wrong[0].tolist()}: weights must be finite numbers, so "
-            "get or train it again"
-        )
-    array: Floats = FLOAT8_NUMBERS[codes]
-    rows = np.arange(len(array)) // sides[0]
-    array *= np.repeat(scales, sides[1], 1)[rows, : array.shape[1]]
-    return array
+    return ScaledFloat8(packed, scale, sides).tensor(f"{module.stem}.weight")

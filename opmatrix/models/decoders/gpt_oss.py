@@ -42,6 +42,7 @@ GPT_OSS_KEYS = (
         swiglu_limit=never(7.0, "gates are clamped there"),
         swiglu_alpha=never(1.702, "gates have that slope"),
         is_causal=never(True, "a token of this family sees none behind it"),
+        biases_apart=flag(False),  # GGUF files have the biases of gates apart from those of their factors
     )
 )
 
@@ -55,20 +56,35 @@ class GatedSide(NamedTuple):
     @property
     def stack(self) -> StackNames:
         """The names of its matrices in files."""
-        return StackNames((GATE_UP,), GATE_UP, self.first, 2, turned=True)
+        alone = f"experts.{self.name}_proj.weight"
+        return StackNames((GATE_UP,), GATE_UP, self.first, 2, alone, turned=True)
 
-    def cut(self, stored: Data, *shape: LiveSize) -> Data:
-        """Return these numbers of the last axis of biases, in this shape, or promise them."""
-        name = f"{stored.name}[{self.name}]"
+    def biases(self, at: ArraySource, name: str, apart: bool, *sizes: LiveSize) -> Data:
+        """Return the biases of the experts of this name, (experts, 1, hidden units), or promise them; `apart`: files
+        have them by themselves."""
+        count, f = sizes
+        if apart:
+            stored, first, step = at(f"{name}.experts.{self.name}_proj.bias", count, f), 0, 1
+        else:
+            stored, first, step = at(f"{name}.{GATE_UP}_bias", count, 2 * f), self.first, 2
+        called = f"{stored.name}[{self.name}]"
         if isinstance(stored, Promised):
-            return Promised(name, shape)
-        return Data(stored.array[..., self.first :: 2].reshape(shape), name)
+            return Promised(called, (count, 1, f))
+        return Data(stored.array[:, None, first::step], called)
 
 
 GATE_UP, DOWN = "experts.gate_up_proj", "experts.down_proj"
 SIDES = GatedSide("gate", 0), GatedSide("up", 1)
+NAMED_OTHERWISE = {  # in GGUF files, beside what LLaMA has
+    "attn_sinks": "self_attn.sinks",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.router",
+}
 GPT_OSS = LAYOUT._replace(
-    stacks={f"experts.{side.name}_proj": side.stack for side in SIDES} | {DOWN: StackNames((DOWN,), DOWN, turned=True)}
+    stacks={f"experts.{side.name}_proj": side.stack for side in SIDES}
+    | {DOWN: StackNames((DOWN,), DOWN, alone=f"{DOWN}.weight", turned=True)},
+    spellings=(("self_attn.sinks", "self_attn.sinks.weight"), (f"{DOWN}_bias", f"{DOWN}.bias")),
+    gguf={**LAYOUT.gguf} | {f"blk.#.{theirs}": f"layers.#.{ours}" for theirs, ours in NAMED_OTHERWISE.items()},
 )
 
 
@@ -96,9 +112,10 @@ def clamped_experts(config: Settings, at: ArraySource, name: str) -> Operator:
         raise wrong("num_experts_per_tok", k, f"at most num_local_experts, {count}")
     scores = affine(at(f"{name}.router.weight", count, n).T, at(f"{name}.router.bias", count))
     shares = scores @ best_shares(k) @ renormalised()
-    biases = at(f"{name}.{GATE_UP}_bias", count, 2 * f)
+    apart = config["biases_apart"]
     gate, up = (
-        affine(at(f"{name}.experts.{side.name}_proj", count, f, n).T, side.cut(biases, count, 1, f)) for side in SIDES
+        affine(at(f"{name}.experts.{side.name}_proj", count, f, n).T, side.biases(at, name, apart, count, f))
+        for side in SIDES
     )
     answers = (gate @ clamped_gate * (up @ clamped_factor)) @ weight(at(f"{name}.{DOWN}", count, n, f).T)
     return mixture(shares, answers, count) + shares @ weight(at(f"{name}.{DOWN}_bias", count, n))

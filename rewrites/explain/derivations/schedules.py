@@ -213,7 +213,7 @@ class HandSchedule:
         for site in chosen:
             try:
                 if stage.own is None:
-                    n, p = self.sites[site].shape
+                    *_, n, p = self.sites[site].shape  # of each expert, where there are several
                     FORMATS[stage.format].expected(n, p, **stage.parameters)
                 _ = self.fitter.store(self.sites[site], self.methods[site], site)
             except FormatError as error:
