@@ -26,13 +26,16 @@ from opmatrix.exports.program_graph import (
 )
 from opmatrix.exports.spelled_weights import WIDENED, WeightSpelling
 from opmatrix.inference.generation import speaks
+from opmatrix.runtime.declarations.operands import States
 from opmatrix.runtime.declarations.padded import CachedBatch
+from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.program import Program
 
 OPERAND_NAMES = {"k": "key", "v": "value"}  # operands of attention, by their names in other libraries
 PAST_NAME, PRESENT_NAME = "past_key_values", "present"
-STATE_KINDS = {"keep_rows": "conv", "keep_states": "ssm"}  # kernels that write states, by names of other libraries
-SCAN_STATE = "ssm"  # the name of a state that is the last result of a scan
+STATE_KINDS = {"last rows": ("conv", "x"), "sums": ("ssm", "v")}  # parts that write states: their names in other
+# libraries, and the operands with the columns of their rows
+SCANNING, SCAN_STATE = "merging", "ssm"  # the part of a scan, and the name of a state that is its last result
 
 
 @dataclass(frozen=True)
@@ -71,14 +74,16 @@ def find_states(decoder: Program) -> dict[str, ExportedCache]:
     """Return the states of a program with state by their ports: last rows of a value that is shifted (`conv`), the last
     result of a scan or the sums of a recurrence (`ssm`), each kind numbered from 0."""
     ports = {after: port for port, after in decoder.state.items()}
+    makers = {step.output: KERNELS[step.kernel].part for step in decoder.steps}
     states, counts = dict[str, ExportedCache](), Counter[str]()
     for step, call in zip(decoder.steps, decoder.schedule.calls[decoder.schedule.first :], strict=True):
-        if step.kernel not in STATE_KINDS:
+        if call.kernel.part not in STATE_KINDS or not isinstance(call.shape, States):
             continue
+        kind, operand = STATE_KINDS[call.kernel.part]
+        if makers.get(step.operands[operand]) == SCANNING:
+            kind = SCAN_STATE
         heads, numbers = call.shape.heads, call.shape.cols
-        columns = call.bound.x.cols if step.kernel == "keep_rows" else call.bound.v.cols
-        scanned = any(step.operands.get("x") == one.output and one.kernel == "carried_scan" for one in decoder.steps)
-        kind = SCAN_STATE if scanned else STATE_KINDS[step.kernel]
+        columns = getattr(call.bound, operand).cols
         past, present = (f"{when}_{kind}.{counts[kind]}" for when in ("past", PRESENT_NAME))
         states[ports[step.output]] = ExportedCache(past, present, heads, numbers // columns, columns)
         counts[kind] += 1

@@ -19,7 +19,7 @@ from opmatrix.exports.program_graph import ProgramGraph, live_nodes, read_progra
 from opmatrix.runtime.declarations.padded import Padded
 
 if TYPE_CHECKING:
-    import torch
+    from torch.fx import GraphModule
 
     from opmatrix.runtime.program import Program
 
@@ -41,7 +41,7 @@ class ModuleSource:
         return self
 
 
-def to_torch(program: "Program | Operator", caches: bool = False) -> "torch.fx.GraphModule":
+def to_torch(program: "Program | Operator", caches: bool = False) -> "GraphModule":
     """Return a program, or an operator on tokens, as a module of torch: (input_ids, attention_mask[, token_type_ids]),
     int64 (batch, length), to its output, or a dictionary of several. The mask is 0 where there is padding, on either
     side. Weights are parameters in float32, whatever format they are stored in, and rows are not rounded. An array that
@@ -61,7 +61,7 @@ def check_torch() -> None:
         raise InputError("torch is not installed: pip install torch")
 
 
-def make_module(read: ProgramGraph, source: "Program | Operator | None" = None) -> "torch.fx.GraphModule":
+def make_module(read: ProgramGraph, source: "Program | Operator | None" = None) -> "GraphModule":
     """Return the module of the graph of a program or an operator, which it carries. Raises InputError without
     torch."""
     check_torch()
@@ -96,7 +96,7 @@ def make_module(read: ProgramGraph, source: "Program | Operator | None" = None) 
 
 def make_step(
     torch: ModuleType, operations: "Mapping[str, TorchOperation]", arrays: ArrayGraph, body: RowPass
-) -> "torch.fx.GraphModule":
+) -> "GraphModule":
     """Return the module of a step of rows: states and rows to the next states and the result."""
     graph, values = torch.fx.Graph(), dict[int, Padded]()
     for number in body.inputs:
@@ -110,7 +110,8 @@ def make_step(
             calls = Calls(torch, graph, node)
             values[number] = operations[node.operation](calls, *(values[operand] for operand in node.operands))
     graph.output([values[number] for number in (*body.states, body.result)])
-    return torch.fx.GraphModule(torch.nn.Module(), graph, "Row")
+    step: GraphModule = torch.fx.GraphModule(torch.nn.Module(), graph, "Row")
+    return step
 
 
 def as_identifier(name: str) -> str:

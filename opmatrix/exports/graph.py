@@ -585,12 +585,12 @@ def record_pass(
         raise Unpadded("a step of rows reads an array beside them")
     if [x.shape for x in behind] != [x.shape for x in states]:
         raise Unpadded("a step of rows changes the sizes of a state")
-    numbers = (tuple(x.number for x in part) for part in (symbols, behind))
-    body = RowPass(tuple(inner.nodes), *numbers, result.number)
+    inputs, last = (tuple(x.number for x in part) for part in (symbols, behind))
+    body = RowPass(tuple(inner.nodes), inputs, last, result.number)
     passed = graph.add(PASSED, [*states, *rows], [body], (), FLOAT)
     parts = [(x.shape, x.dtype) for x in states] + [((*rows[0].shape[:2], *result.shape[1:]), result.dtype)]
-    last = [graph.add(PASSED_PART, [passed], [n], *part) for n, part in enumerate(parts)]
-    return last[:-1], last[-1]
+    results = [graph.add(PASSED_PART, [passed], [n], *part) for n, part in enumerate(parts)]
+    return results[:-1], results[-1]
 
 
 RECORDED: Mapping[str, RecordFunction] = {

@@ -65,7 +65,7 @@ ANSWERS = tuple(
         "NextSentencePrediction",
     )
 )
-TOKENS = "token_embeddings"  # the value of modules of sentence-transformers that rows of tokens are
+LATE_INPUT = "token_embeddings"  # the value of modules of sentence-transformers that rows of tokens are
 HEADED = "a head that an embedding program would ignore: "
 ALONE = "save the model without it, by transformers' AutoModel.from_pretrained(DIR).save_pretrained(NEW), or "
 ROWS = "take a row a token: --output rows"
@@ -400,7 +400,9 @@ class Checkpoint:
         those."""
         pooling = self.pooling()
         if pooling.late:
-            return model @ pooling.operator(*(dense_layer(self.directory / name, TOKENS) for name in pooling.layers))
+            return model @ pooling.operator(
+                *(dense_layer(self.directory / name, LATE_INPUT) for name in pooling.layers)
+            )
         if pooling.include_prompt:
             return model @ pooling.operator(*(dense_layer(self.directory / name) for name in pooling.layers))
         if pooling.layers:

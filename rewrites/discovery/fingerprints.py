@@ -44,7 +44,7 @@ class DrawnVariables:
     """One draw: an operator for each variable, a monoid or pattern for each attribute, the input."""
 
     variables: DrawnValues
-    x: NDArray[np.float64]
+    x: NDArray[np.float64] | NDArray[np.int64]  # whole numbers where results are exact
     batch: Batch
     built: dict[Operator, Operator] = field(default_factory=dict)
 
@@ -155,7 +155,7 @@ class Fingerprints:
         return cls(draw_variables(seed), draw_exact(seed))
 
     def __post_init__(self) -> None:
-        self.reader = ExactReader(self.exact.x, self.exact.batch)
+        self.reader = ExactReader(self.exact.x.astype(np.int64), self.exact.batch)
 
     def at(self, term: Operator, draw: int) -> bytes:
         """Return the rounded result of a value in one draw; empty where it has none."""

@@ -105,7 +105,7 @@ def with_sorts(law: Law, sorts: Mapping[str, Sort]) -> Law:
         """Build the sides of the law."""
         return law.of(variables)
 
-    body.__name__, body.__doc__, body.__annotations__ = law.name, law.doc, law.variables | sorts
+    body.__name__, body.__doc__, body.__annotations__ = law.name, law.doc, {**law.variables, **sorts}
     return replace(law, body=body, when=(), without=())
 
 

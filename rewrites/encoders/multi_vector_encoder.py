@@ -13,7 +13,7 @@ from opmatrix.algebra.batch.batch import Batch
 from opmatrix.inference.embed import BATCH_ROWS, fill
 from opmatrix.inference.pooling import LATE_SIMILARITIES, check_similarity, normalise_rows
 from opmatrix.inference.scores.late_interaction import as_texts, late_scores, pairwise_late_scores
-from opmatrix.inference.scores.late_rows import DOCUMENT, QUERY, TASKS, LateRows
+from opmatrix.inference.scores.late_rows import DOCUMENT, QUERY_TASK, TASKS, LateRows
 from opmatrix.inference.text import LineReading
 from rewrites.encoders.embedding_forms import Converted, as_tensor, loaded_torch
 from rewrites.encoders.encoder import Encoder, portions, read_texts
@@ -21,7 +21,7 @@ from rewrites.encoders.refused import AS_DECLARED, LATE_ROWS, refuse_arguments
 
 
 @dataclass(frozen=True)
-class AskedRows:
+class RowsRequest:
     """The form in which rows of tokens are asked for, with the names of `encode`'s parameters."""
 
     batch_size: int
@@ -109,7 +109,7 @@ class MultiVectorEncoder(Encoder):
         texts = [str(inputs)] if single else read_texts(inputs)
         reading = self.reading(prompt_name, prompt)
         reading.most = min(filter(None, [reading.most, self.late.longest(task)]), default=None)
-        asked = AskedRows(batch_size, show_progress_bar, normalize_embeddings, task)
+        asked = RowsRequest(batch_size, show_progress_bar, normalize_embeddings, task)
         rows = [*self.rows_of(texts, reading, asked)]
         if not convert_to_numpy and loaded_torch() is not None:
             return as_tensor(rows[0]) if single else [as_tensor(text) for text in rows]
@@ -134,7 +134,7 @@ class MultiVectorEncoder(Encoder):
         """Return the rows of queries, as `encode` does, behind the prompt "query" unless another is named."""
         return self.encode(
             inputs,
-            self.usual_name((QUERY,), prompt_name, prompt),
+            self.usual_name((QUERY_TASK,), prompt_name, prompt),
             prompt,
             batch_size,
             show_progress_bar,
@@ -145,7 +145,7 @@ class MultiVectorEncoder(Encoder):
             pool,
             chunk_size,
             token_pooling,
-            QUERY,
+            QUERY_TASK,
             **kwargs,
         )
 
@@ -183,7 +183,7 @@ class MultiVectorEncoder(Encoder):
             **kwargs,
         )
 
-    def rows_of(self, texts: Sequence[str], reading: LineReading, asked: AskedRows) -> Iterator[Floats]:
+    def rows_of(self, texts: Sequence[str], reading: LineReading, asked: RowsRequest) -> Iterator[Floats]:
         """Yield the rows of each text."""
         for portion in portions(texts, asked.batch_size, asked.show_progress_bar, len(texts)):
             tokens = [

@@ -15,7 +15,7 @@ from formats.storage.check import check_product
 from opmatrix.algebra.batch.extents import counted, patterns
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
-from opmatrix.exports.checkpoints.plain_class import filed_numbers, scaled_blocks
+from opmatrix.exports.checkpoints.stored_numbers import filed_numbers, scaled_blocks
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.filed_data import FiledData
 from opmatrix.files.gguf import TENSOR_TYPES

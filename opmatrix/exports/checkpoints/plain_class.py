@@ -48,7 +48,7 @@ TABLE_NAMES = {
     "kinds": "token_type",
 }  # fields of a batch, and names of tables
 PICKED = "first", "last"  # poolings that choose a row
-PACKED = "packed"  # the part of a layer whose outputs are queries, keys and values behind one another
+PACKED = "qkv"  # the part of a layer whose outputs are queries, keys and values behind one another
 PACKING_FAMILIES = frozenset({"nomic_bert"})
 TIED = 1e-6  # relative difference of a head from the table of tokens with gains
 

@@ -18,7 +18,7 @@ from opmatrix.files.directory.declared import (
 )
 from opmatrix.files.directory.model_files import CONFIG, PROMPTS, TOKENIZER_CONFIG, TRANSFORMER
 from opmatrix.inference.pooling import LATE_SIMILARITIES, Pooling, expect
-from opmatrix.inference.scores.late_rows import DOCUMENT, LENGTHS, LateRows, read_count, read_words
+from opmatrix.inference.scores.late_rows import DOCUMENT, LENGTH_KEYS, LateRows, read_count, read_words
 
 LATE_MODEL = "MultiVectorEncoder"  # the model_type of a model that gives such rows
 TOKEN_VALUE = "token_embeddings"
@@ -28,7 +28,7 @@ KNOWN_LATE = {
     "MultiVectorMask": ("Transformer", "Dense"),
     "Normalize": ("Transformer", "Dense", "MultiVectorMask"),
 }
-STRATEGIES = "fixed", "min"  # of the filling of queries
+FILLINGS = "fixed", "min"  # of the filling of queries
 
 
 def declares_late(directory: Path) -> bool:
@@ -66,7 +66,7 @@ def late_rows(directory: Path, mask: DeclaredEntries, positions: int) -> LateRow
     mask.only({"skiplist_words", "skiplist_tasks"}, empty=True)
     file = next((directory / name for name in TRANSFORMER if (directory / name).exists()), directory / TRANSFORMER[0])
     entries = read_entries(file, absent=True)
-    queries, documents = (read_count(entries.said.get(key), entries.at(key)) for key in LENGTHS)
+    queries, documents = (read_count(entries.said.get(key), entries.at(key)) for key in LENGTH_KEYS)
     filler, floor, fixed = read_filling(entries, directory)
     if floor > positions:
         raise InputError(f"{entries.at('query_expansion')}: length is {floor}: the model has {positions} positions")
@@ -88,7 +88,7 @@ def read_filling(entries: DeclaredEntries, directory: Path) -> tuple[str, int, b
     known = isinstance(value, dict) and {*value} <= {"strategy", "attend", "token", "length"}
     expect(known, where, value, "an object of strategy, attend, token and length")
     assert isinstance(value, dict)
-    expect(value.get("strategy") in STRATEGIES, f"{where}: strategy", value.get("strategy"), " or ".join(STRATEGIES))
+    expect(value.get("strategy") in FILLINGS, f"{where}: strategy", value.get("strategy"), " or ".join(FILLINGS))
     if value.get("attend", False) is not True:
         raise InputError(
             f"{where}: attend is {value.get('attend', False)!r:.20}: tokens that fill queries and that no other token "
@@ -100,4 +100,4 @@ def read_filling(entries: DeclaredEntries, directory: Path) -> tuple[str, int, b
     filler = value.get("token") or words.said.get("mask_token") or words.said.get("eos_token")
     filler = filler.get("content") if isinstance(filler, dict) else filler  # as older files write a token
     expect(isinstance(filler, str), f"{where}: token", filler, "a token")
-    return str(filler), int(length or 0), value["strategy"] == STRATEGIES[0]
+    return str(filler), int(length or 0), value["strategy"] == FILLINGS[0]

@@ -11,11 +11,11 @@ from formats.core.arrays import Floats
 from formats.core.errors import InputError
 
 EMPTY_SCORE = -1e9  # of a document without rows, which is below every other
-PRODUCTS = 1 << 24  # products of rows that are held at a time
-Texts = Sequence[NDArray[np.float64]]
+PRODUCTS_HELD = 1 << 24  # products of rows that are held at a time
+TextRows = Sequence[NDArray[np.float64]]
 
 
-def as_texts(rows: object, what: str) -> Texts:
+def as_texts(rows: object, what: str) -> TextRows:
     """Return the rows of texts (T, n), each in float64: of a list of them, an array of equally long texts (S, T, n), or
     one text alone. Raises InputError for anything else."""
     if hasattr(rows, "__array__") and np.asarray(rows).ndim == 2:
@@ -28,21 +28,21 @@ def as_texts(rows: object, what: str) -> Texts:
     return texts
 
 
-def check_widths(queries: Texts, documents: Texts) -> None:
+def check_widths(queries: TextRows, documents: TextRows) -> None:
     """Raise InputError for rows of different lengths."""
     widths = {text.shape[1] for text in (*queries, *documents)}
     if len(widths) > 1:
         raise InputError(f"similarity: rows of {' and of '.join(map(str, sorted(widths)))} columns: give equal ones")
 
 
-def late_scores(queries: Texts, documents: Texts, mean: bool = False) -> Floats:
+def late_scores(queries: TextRows, documents: TextRows, mean: bool = False) -> Floats:
     """Return (Q, D) in float32: the score of each query with each document, with `mean` over the query's rows. A
     document without rows scores EMPTY_SCORE. Raises InputError for rows of different lengths."""
     check_widths(queries, documents)
     scores = np.full((len(queries), len(documents)), EMPTY_SCORE)
     there = [at for at, document in enumerate(documents) if len(document)]
     longest = max(map(len, queries), default=1) or 1
-    for part in portions_of(documents, there, PRODUCTS // longest):
+    for part in portions_of(documents, there, PRODUCTS_HELD // longest):
         whole = np.concatenate([documents[at] for at in part])
         starts = [*accumulate((len(documents[at]) for at in part), initial=0)][:-1]
         for row, query in zip(scores, queries, strict=True):
@@ -52,7 +52,7 @@ def late_scores(queries: Texts, documents: Texts, mean: bool = False) -> Floats:
     return scores.astype(np.float32)
 
 
-def portions_of(documents: Texts, places: Sequence[int], rows: int) -> list[list[int]]:
+def portions_of(documents: TextRows, places: Sequence[int], rows: int) -> list[list[int]]:
     """Return the places in lists whose documents have about so many rows together."""
     parts, held = list[list[int]](), 0
     for at in places:
@@ -64,7 +64,7 @@ def portions_of(documents: Texts, places: Sequence[int], rows: int) -> list[list
     return parts
 
 
-def pairwise_late_scores(queries: Texts, documents: Texts, mean: bool = False) -> Floats:
+def pairwise_late_scores(queries: TextRows, documents: TextRows, mean: bool = False) -> Floats:
     """Return (Q) in float32: the score of each query with the document at its place, as `late_scores` gives it. Raises
     InputError for different numbers of them."""
     if len(queries) != len(documents):

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, fields
 
 from formats.core.errors import InputError
 
-QUERY, DOCUMENT = "query", "document"
-TASKS = QUERY, DOCUMENT
-LENGTHS = "query_length", "document_length"
+QUERY_TASK, DOCUMENT = "query", "document"
+TASKS = QUERY_TASK, DOCUMENT
+LENGTH_KEYS = "query_length", "document_length"
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class LateRows:
 
     def longest(self, task: str | None) -> int | None:
         """Return the number of tokens that texts of a task are truncated to, None for no limit."""
-        if task != QUERY:
+        if task != QUERY_TASK:
             return self.document_length if task == DOCUMENT else None
         if self.floor and self.fixed:
             return self.floor
@@ -40,7 +40,7 @@ class LateRows:
 
         >>> LateRows(filler="[MASK]", floor=4).filled([2, 7, 3], 9, "query")
         [2, 7, 3, 9]"""
-        return [*row, *[filler] * (self.floor - len(row) if task == QUERY else 0)]
+        return [*row, *[filler] * (self.floor - len(row) if task == QUERY_TASK else 0)]
 
     def kept(self, row: Sequence[int], skipped: Collection[int], task: str | None) -> list[int]:
         """Return the places of the tokens of a text whose rows are given.
@@ -63,7 +63,7 @@ class LateRows:
         names = {entry.name for entry in fields(cls)}
         if not isinstance(value, dict) or value.keys() != names:
             raise InputError(f"{where} is {value!r:.60}, not an object of {', '.join(sorted(names))}")
-        queries, documents = (read_count(value[name], f"{where}: {name}") for name in LENGTHS)
+        queries, documents = (read_count(value[name], f"{where}: {name}") for name in LENGTH_KEYS)
         floor, fixed, filler = value["floor"], value["fixed"], value["filler"]
         if type(floor) is not int or floor < 0 or type(fixed) is not bool or not isinstance(filler, str):
             raise InputError(f"{where}: floor, fixed and filler are {floor!r:.20}, {fixed!r:.20} and {filler!r:.40}")

@@ -89,7 +89,7 @@ UNGATED = tuple((f".fc1.{end}", f".fc11.{end}") for end in ("weight", "bias"))
 
 NOMIC_PARTS = dict(
     layer="encoder.layers",
-    packed="attn.Wqkv",
+    qkv="attn.Wqkv",
     output="attn.out_proj",
     norm1="norm1",
     gate="mlp.fc12",

@@ -93,7 +93,8 @@ class Declared:
 
     `leading`: the operand whose columns are the first ones of its result; values that are those of keys share a cache.
 
-    `part`: its part in a layer, in a word, by which programs are read as models of a plain class.
+    `part`: its part in a layer, in a word, by which programs are read as models of a plain class, and exported states
+    are named.
 
     Used by checks: `borders`, the numbers of rows, or tokens of a sequence, at which it takes another path; `restrict`,
     its arguments for some rows of the result alone, None if there are none; `telling`, operands besides those of a run

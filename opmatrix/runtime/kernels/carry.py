@@ -103,6 +103,8 @@ class keep_rows(Arguments):
     """States with the last rows of x: each sequence's new state takes as many rows, up to its last new ones, as it has
     room for; other states stay."""
 
+    part = "last rows"
+
     def run(out: Any, batch: NewRows, x: Rows | Heads, state: States) -> None:
         """Copy the states to `out` unless they are `out` itself, and write the new ones."""
         if out is not state:
@@ -172,6 +174,7 @@ class carried_rows(Arguments):
 class carried_scan(Arguments):
     """New rows of each sequence merged in order, onto the last result of its state, in a kernel of its own."""
 
+    part = "merging"
     run, restrict, padded = run_carried_scan, ask_rows, read_padded
 
     def shape(a) -> Rows | Heads:

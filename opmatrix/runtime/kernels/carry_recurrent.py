@@ -136,7 +136,7 @@ class keep_states(Arguments):
     """States behind the last new rows of each sequence: that before them, with their keys and values, times their
     decays; other states stay."""
 
-    run = run_keep_states
+    part, run = "sums", run_keep_states
 
     def padded(a) -> Padded:
         """Return the state that the rows leave, if they have passed through it, else pass them."""

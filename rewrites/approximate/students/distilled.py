@@ -215,7 +215,12 @@ def describe_lesson(teacher: Teacher, text: str | Path, pupil: Pupil, module: "G
     checkpoint, shapes = teacher.checkpoint, {name: [*tensor.shape] for name, tensor in module.state_dict().items()}
     student = pupil.source.hash if isinstance(pupil.source, Program) else pupil.removed
     tokens = [sum(len(row) for row, _ in rows) for rows in (teacher.text.train, teacher.text.choose)]
-    learnt = [checkpoint.name, dict(checkpoint.config), hashlib.sha256(Path(text).read_bytes()).hexdigest(), shapes]
+    learnt: list[object] = [
+        checkpoint.name,
+        dict(checkpoint.config),
+        hashlib.sha256(Path(text).read_bytes()).hexdigest(),
+        shapes,
+    ]
     learnt += [student, tokens]
     return hashlib.sha256(repr([*learnt, plan.batch, plan.seed, plan.sparsity]).encode()).hexdigest()
 
