@@ -58,6 +58,11 @@ class InPlanes(Blocks):
         super().__init_subclass__()
 
     @classmethod
+    def narrowest(cls):
+        """Return the bits of the narrowest numbers that a weight is stored by: 8 where levels are float8 themselves."""
+        return 8 if cls.layout.float8 else super().narrowest()
+
+    @classmethod
     def of_blocks(cls, blocks):
         """Return x @ W.T for blocks (p, count) of a file."""
         outputs, count = blocks.shape

@@ -96,7 +96,8 @@ def stepped(program, rng):
     for states in session.pool.arrays.values():
         states[1:] = rng.standard_normal(states[1:].shape)
     batch = New(RAGGED, [3] * count, new, session)
-    batch.carry([(1 + n, [1 + count + n]) for n in range(count * bool(session.pool.arrays))])
+    if session.pool.arrays:
+        batch.carry([(1 + n, [(3 + len(ids), 1 + count + n)]) for n, ids in enumerate(RAGGED)])
     return batch
 
 

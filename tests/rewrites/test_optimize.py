@@ -217,7 +217,7 @@ def test_forms_are_exact_and_priced_by_their_true_sizes(matrix, names):
 def width(name):
     """Bits of the numbers that a format of this name multiplies by, as people say them."""
     known = {"half": 16, "bf16": 16, "q4_1": 16, "q8_0": 16, "int8": 8, "int4": 4}
-    known |= {name: 8 if layout.exponents else 16 for name, layout in LAYOUTS.items()}
+    known |= {name: 8 if layout.exponents or layout.float8 else 16 for name, layout in LAYOUTS.items()}
     return next((bits for kind, bits in known.items() if name.endswith(kind)), 32)
 
 
