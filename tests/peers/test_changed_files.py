@@ -75,7 +75,6 @@ NAMED = {  # a kind each; what else there is, the benchmark tries
     "gpt-oss": [
         Change(MODEL, ("layer_types",), DROPPED),
         Change(MODEL, ("swiglu_limit",), DROPPED),
-        Change(MODEL, ("swiglu_limit",), 5.0),
         Change(MODEL, ("rope_parameters",), DROPPED),
         Change(MODEL, ("attention_bias",), DROPPED),
     ],

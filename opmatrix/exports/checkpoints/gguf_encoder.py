@@ -22,7 +22,9 @@ from opmatrix.models.rope import rotation_settings
 if TYPE_CHECKING:
     import tokenizers
 
-ENCODERS = {encoder.family: name for name, encoder in ENCODER_FILES.items()}  # family -> general.architecture
+ENCODERS = {
+    encoder.family: name for name, encoder in ENCODER_FILES.items() if "hidden_act" in encoder.settings
+}  # family -> general.architecture; of an architecture whose activation no file tells, files are read alone
 POSITION_TABLE, KIND_TABLE = "embeddings.position_embeddings.weight", "embeddings.token_type_embeddings.weight"
 LONGEST_WORD = 100  # letters of a word that readers of these files divide into pieces
 TOKEN_ROLES = {
