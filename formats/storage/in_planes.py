@@ -97,9 +97,7 @@ class InPlanes(Blocks):
             for name, array in promised.arrays().items()
             if name != "scale"
         }
-        scale = rng.uniform(2.0**-12, 2.0**-10, promised.scale.shape).astype(
-            np.float32 if cls.layout.float8 else np.float16
-        )
+        scale = rng.uniform(2.0**-12, 2.0**-10, promised.scale.shape).astype(cls.layout.scale_type)
         if cls.layout.exponents:
             scale = rng.integers(ONE_EXPONENT - 12, ONE_EXPONENT - 10, scale.shape, np.uint8)
         return cls((inputs, outputs), tuple((words | {"scale": scale})[name] for name in cls.fields))

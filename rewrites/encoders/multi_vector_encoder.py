@@ -11,7 +11,13 @@ from formats.core.arrays import Floats
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.inference.embed import BATCH_ROWS, fill
-from opmatrix.inference.pooling import LATE_SIMILARITIES, check_similarity, normalise_rows
+from opmatrix.inference.pooling import (
+    DOCUMENT_PROMPTS,
+    LATE_SIMILARITIES,
+    QUERY_PROMPTS,
+    check_similarity,
+    normalise_rows,
+)
 from opmatrix.inference.scores.late_interaction import as_texts, late_scores, pairwise_late_scores
 from opmatrix.inference.scores.late_rows import DOCUMENT, QUERY_TASK, TASKS, LateRows
 from opmatrix.inference.text import LineReading
@@ -134,7 +140,7 @@ class MultiVectorEncoder(Encoder):
         """Return the rows of queries, as `encode` does, behind the prompt "query" unless another is named."""
         return self.encode(
             inputs,
-            self.usual_name((QUERY_TASK,), prompt_name, prompt),
+            self.usual_name(QUERY_PROMPTS, prompt_name, prompt),
             prompt,
             batch_size,
             show_progress_bar,
@@ -165,10 +171,11 @@ class MultiVectorEncoder(Encoder):
         token_pooling: object = None,
         **kwargs: object,
     ) -> Converted:
-        """Return the rows of documents, as `encode` does, behind the prompt "document" unless another is named."""
+        """Return the rows of documents, as `encode` does, behind the first of DOCUMENT_PROMPTS that there is,
+        unless another is named."""
         return self.encode(
             inputs,
-            self.usual_name(("document", "passage", "corpus"), prompt_name, prompt),
+            self.usual_name(DOCUMENT_PROMPTS, prompt_name, prompt),
             prompt,
             batch_size,
             show_progress_bar,

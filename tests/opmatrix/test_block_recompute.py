@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from planned_models import MODEL
 
 import opmatrix as om
 from opmatrix.parallel.cost.prediction import predict, read_work
@@ -14,18 +15,6 @@ from opmatrix.parallel.search.stage_times import even_stages, run_stages
 from opmatrix.parallel.settings.planned_layouts import layout_of, planned_settings
 from opmatrix.parallel.settings.run_layout import RunFacts
 
-MODEL = dict(
-    model_type="llama",
-    vocab_size=32000,
-    hidden_size=2048,
-    intermediate_size=5632,
-    num_hidden_layers=16,
-    num_attention_heads=16,
-    num_key_value_heads=8,
-    max_position_embeddings=4096,
-    rms_norm_eps=1e-5,
-    tie_word_embeddings=False,
-)
 HOW = Strategy(dp=2, pp=2, zero=1, flash=True)
 LAYERS = 8  # of a stage
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from planned_models import MODEL
 
 import opmatrix as om
 from formats.core.errors import InputError
@@ -31,18 +32,6 @@ from opmatrix.parallel.search.strategy_search import SIZE_NAMES, compile_forms
 from opmatrix.parallel.settings.planned_layouts import layout_of, planned_settings
 from opmatrix.parallel.settings.run_layout import RunFacts
 
-MODEL = dict(
-    model_type="llama",
-    vocab_size=32000,
-    hidden_size=2048,
-    intermediate_size=5632,
-    num_hidden_layers=16,
-    num_attention_heads=16,
-    num_key_value_heads=8,
-    max_position_embeddings=4096,
-    rms_norm_eps=1e-5,
-    tie_word_embeddings=False,
-)
 MIXTURE = MODEL | dict(model_type="mixtral", num_local_experts=8, num_experts_per_tok=2)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from formats.core.errors import InputError
 from opmatrix.exports.checkpoints.gguf_tokens import TokenKeys, list_tokens
-from opmatrix.exports.checkpoints.plain_class import LayerSizes, PlainModel, no_place
+from opmatrix.exports.checkpoints.plain_class import CLASSES, LayerSizes, PlainModel, no_place
 from opmatrix.exports.checkpoints.stored_numbers import StoredNumbers
 from opmatrix.files.directory.gguf_words import INNER_MARK, SPACE, unmarked
 from opmatrix.files.directory.merges import KEY
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import tokenizers
 
 ENCODERS = {
-    encoder.family: name for name, encoder in ENCODER_FILES.items() if "hidden_act" in encoder.settings
-}  # family -> general.architecture; of an architecture whose activation no file tells, files are read alone
+    encoder.family: name for name, encoder in reversed(ENCODER_FILES.items()) if encoder.family in CLASSES
+}  # family with a plain class -> the first general.architecture that it has
 POSITION_TABLE, KIND_TABLE = "embeddings.position_embeddings.weight", "embeddings.token_type_embeddings.weight"
 LONGEST_WORD = 100  # letters of a word that readers of these files divide into pieces
 TOKEN_ROLES = {
