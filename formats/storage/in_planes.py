@@ -47,7 +47,7 @@ class InPlanes(Blocks):
         cls.filed = FILED[name].block  # type: ignore[attr-defined]
         cls.panelled = Panelled(PANEL, 1, layout.inputs, layout=layout)  # type: ignore[attr-defined]
         count = ceiling(n / layout.inputs) * 16 * ceiling(p / 16)
-        scale = f4 if layout.float8 else u1 if layout.exponents else f2
+        scale = f4 if layout.wide else u1 if layout.exponents else f2
         cls.__annotations__ = {"w": u4[layout.words * count], "scale": scale[layout.scales * count]}
         if layout.fields:
             cls.__annotations__["parts"] = u4[layout.part_words * count]
@@ -59,8 +59,9 @@ class InPlanes(Blocks):
 
     @classmethod
     def narrowest(cls):
-        """Return the bits of the narrowest numbers that a weight is stored by: 8 where levels are float8 themselves."""
-        return 8 if cls.layout.float8 else super().narrowest()
+        """Return the bits of the narrowest numbers that a weight is stored by: 8 where levels are float8 themselves, at
+        most 16 where they are numbers of a table, whatever their scales are."""
+        return 8 if cls.layout.float8 else min(16, super().narrowest())
 
     @classmethod
     def of_blocks(cls, blocks):

@@ -119,7 +119,7 @@ def test_a_long_weight_is_widened_block_by_block(rng):
 def test_fitted_matrices_are_near(rng):
     """No levels of a fitted matrix are far from its numbers, and scales beyond float16 are refused."""
     W = rng.standard_normal((512, 40), np.float32)
-    worst = {"q2_k": 0.8, "q3_k": 0.2, "mxfp4": 0.12}
+    worst = {"q2_k": 0.8, "q3_k": 0.2, "mxfp4": 0.12, "fp4_64": 0.13}
     for name in LAYOUTS:
         off = np.linalg.norm(FORMATS[name].fit(W) - W) / np.linalg.norm(W)
         assert off < worst.get(name, 0.11), (name, off)

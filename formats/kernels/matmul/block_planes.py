@@ -87,7 +87,7 @@ def scale_reader(layout: BlockLayout):
         """Return d, then m, of `across` vectors of outputs."""
         scale, shift = [], []
         for v in range(across):
-            read = read_exponents if layout.exponents else read_floats if layout.float8 else read_scales
+            read = read_exponents if layout.exponents else read_floats if layout.wide else read_scales
             d, *m = read_pairs(builder, place, v) if layout.minimum else [read(builder, place, v)]
             if layout.fields:
                 whole = integers(builder, place, v)

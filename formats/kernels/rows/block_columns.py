@@ -44,7 +44,7 @@ def kept_layout(layout: BlockLayout) -> tuple[np.ndarray, np.ndarray, np.ndarray
                 int(layout.minimum),
                 int(layout.centred),
                 powers.ctypes.data if layout.exponents else 0,
-                int(layout.float8),
+                int(layout.wide),
             )
         ],
         COLUMN_LAYOUT,
