@@ -73,7 +73,7 @@ class FiledBlock(NamedTuple):
         return blocks
 
 
-def minima_of(layout: BlockLayout, blocks: NDArray[np.void]) -> NDArray[np.float16] | None:
+def minima_of(layout: BlockLayout, blocks: NDArray[np.void]) -> NDArray[np.float16] | NDArray[np.uint8] | None:
     """Return the second scale m of blocks of a layout; None where it has none. Files store minima of groups of groups
     to be subtracted."""
     if not layout.minimum:
@@ -262,17 +262,17 @@ FILED = {
         writes={"bytes": lambda q: q.astype(np.uint8)},
     ),
     "z4_128": FiledBlock(
-        np.dtype([("d", "<f2"), ("m", "<f2"), ("halves", "u1", 64)]),
+        np.dtype([("d", "<f2"), ("m", "u1"), ("halves", "u1", 64)]),
         lambda x: nibbles(x["halves"], 64),
         writes={"halves": lambda q: join_nibbles(q, 64)},
     ),
     "z8_128": FiledBlock(
-        np.dtype([("d", "<f2"), ("m", "<f2"), ("bytes", "u1", 128)]),
+        np.dtype([("d", "<f2"), ("m", "u1"), ("bytes", "u1", 128)]),
         lambda x: x["bytes"],
         writes={"bytes": lambda q: q.astype(np.uint8)},
     ),
     "z4_64": FiledBlock(
-        np.dtype([("d", "<f2"), ("m", "<f2"), ("halves", "u1", 32)]),
+        np.dtype([("d", "<f2"), ("m", "u1"), ("halves", "u1", 32)]),
         lambda x: nibbles(x["halves"], 32),
         writes={"halves": lambda q: join_nibbles(q, 32)},
     ),
@@ -289,7 +289,7 @@ FILED = {
     "nf4_64": tabled("normal"),
     "fp4_64": tabled("float4"),
     "z4_32": FiledBlock(
-        np.dtype([("d", "<f2"), ("m", "<f2"), ("halves", "u1", 16)]),
+        np.dtype([("d", "<f2"), ("m", "u1"), ("halves", "u1", 16)]),
         lambda x: nibbles(x["halves"], 16),
         writes={"halves": lambda q: join_nibbles(q, 16)},
     ),
