@@ -47,7 +47,7 @@ class InPlanes(Blocks):
         cls.filed = FILED[name].block  # type: ignore[attr-defined]
         cls.panelled = Panelled(PANEL, 1, layout.inputs, layout=layout)  # type: ignore[attr-defined]
         count = ceiling(n / layout.inputs) * 16 * ceiling(p / 16)
-        scale = {np.float32: f4, np.uint8: u1, np.float16: f2}[layout.scale_type.type]
+        scale = {4: f4, 2: f2, 1: u1}[layout.scale_type.itemsize]
         cls.__annotations__ = {"w": u4[layout.words * count], "scale": scale[layout.scales * count]}
         if layout.fields:
             cls.__annotations__["parts"] = u4[layout.part_words * count]
@@ -238,8 +238,8 @@ def narrowed_scales(layout: BlockLayout, wide: NDArray[np.float32]) -> ScalesAnd
     """Return scales in the number type of blocks, float16 for most, and the second ones that put the middle level at
     zero, if the layout has them. Raises FormatError for scales beyond float16."""
     with np.errstate(over="ignore"):
-        d = wide.astype(np.float32 if layout.wide else np.float16)
-        m = None
+        d: NDArray[np.floating] = wide if layout.wide else wide.astype(np.float16)
+        m: NDArray[np.floating] | NDArray[np.uint8] | None = None
         if layout.centred:
             m = np.full(d.shape, middle_level(layout), np.uint8)
         elif layout.minimum:
