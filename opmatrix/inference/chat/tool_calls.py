@@ -102,7 +102,7 @@ def read_marked(text: str, tools: ToolSchemas) -> object:
         name, at, arguments = begins[1], begins.end(), dict[str, object]()
         while marked := MARKED_VALUE.match(rest, at):
             parameter, value = marked.groups()
-            arguments[parameter] = value_of(value, tools.get(name, {}).get(parameter))
+            arguments[parameter] = parameter_value(value, tools.get(name, {}).get(parameter))
             at = marked.end()
         ends = FUNCTION_ENDS.match(rest, at)
         if ends is None:
@@ -112,7 +112,7 @@ def read_marked(text: str, tools: ToolSchemas) -> object:
     return calls
 
 
-def value_of(text: str, schema: object) -> object:
+def parameter_value(text: str, schema: object) -> object:
     """Return the value that the text of a parameter stands for: the text without the line ends around it where its
     schema allows texts or names no type; JSON otherwise, and the text where it is none, as Qwen's own reader does."""
     text = text.removeprefix("\n").removesuffix("\n")
