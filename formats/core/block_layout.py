@@ -17,10 +17,10 @@ LevelArray: TypeAlias = NDArray[np.integer]
 class BlockLayout(NamedTuple):
     """The meaning of blocks. A level q of a group stands for D v(q) + M, with v(q) = q - zero, or the entry q of
     `table`. A block has `groups` groups of `group` inputs, a scale d and, with `minimum`, a second one, m. Without
-    `fields` D = d and M = m, or M = -m d where m is the level of zero (`centred`). Otherwise each group has an integer,
-    stored in planes of `fields` bits: its low `scale_bits` bits, less `middle`, times d are D; the other bits times m
-    are M. With `exponents` a scale is a byte e that stands for 2^(e - 127), and for 0 where it is 0. With `float8` a
-    level is a byte of E4M3, and a scale a float32."""
+    `fields` D = d and M = m, or M = -m d where m, a byte, is the level of zero (`centred`). Otherwise each group has an
+    integer, stored in planes of `fields` bits: its low `scale_bits` bits, less `middle`, times d are D; the other bits
+    times m are M. With `exponents` a scale is a byte e that stands for 2^(e - 127), and for 0 where it is 0; with
+    `wide` it is a float32. With `float8` a level is a byte of E4M3."""
 
     planes: tuple[int, ...]
     group: int = PLANE_INPUTS
@@ -34,6 +34,7 @@ class BlockLayout(NamedTuple):
     centred: bool = False
     exponents: bool = False
     float8: bool = False
+    wide: bool = False
 
     @property
     def bits(self) -> int:
@@ -57,13 +58,13 @@ class BlockLayout(NamedTuple):
 
     @property
     def scales(self) -> int:
-        """The scales of a block: d, and m if there is one."""
-        return 1 + self.minimum
+        """The numbers of `scale_type` of a block of one output: d, and m if there is one."""
+        return 3 if self.centred else 1 + self.minimum
 
     @property
     def scale_type(self) -> np.dtype[np.generic]:
-        """The number type of a scale."""
-        return np.dtype(np.float32 if self.float8 else np.uint8 if self.exponents else np.float16)
+        """The number type of the array of scales: bytes of exponents, and of float16 with the levels of zero."""
+        return np.dtype(np.float32 if self.wide else np.uint8 if self.exponents or self.centred else np.float16)
 
     def widen_scales(self, d: np.ndarray) -> NDArray[np.float32]:
         """Return scales as numbers; infinity for the byte that stands for none."""
@@ -83,7 +84,7 @@ class BlockLayout(NamedTuple):
         self, q: LevelArray, d: np.ndarray, m: np.ndarray | None, parts: LevelArray | None
     ) -> NDArray[np.float32]:
         """Return D v(q) + M in float32, rows of inputs: q (blocks, inputs, p), d and m (blocks, p), parts (blocks,
-        groups, p). Products are exact in float32, but for those of `float8`, so that at most one operation rounds."""
+        groups, p). Products are exact in float32, but for those of `wide`, so that at most one operation rounds."""
         count, _, p = q.shape
         grouped = self.values[q.reshape(count, self.groups, self.group, p)]
         scale = self.widen_scales(d)[:, None]

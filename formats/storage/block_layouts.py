@@ -13,6 +13,14 @@ from formats.core.block_layout import BlockLayout, LevelArray
 NOT_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # ggml's kvalues_iq4nl
 FLOAT4_MAGNITUDES = 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0  # of E2M1 (OCP Microscaling Formats 1.0, table 5)
 FLOAT4 = (*(-number for number in FLOAT4_MAGNITUDES[::-1]), -0.0, 0.0, *FLOAT4_MAGNITUDES)
+NORMAL_FLOAT4 = (  # quantiles of normal numbers (Dettmers et al. 2023, arXiv:2305.14314, appendix E)
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+TWELFTHS = 0, 0.0625, 8, 12, 4, 6, 2, 3  # of bitsandbytes' float4: no exponents of E2M1
+UNIT_FLOAT4 = tuple(sign * number / 12 for sign in (1, -1) for number in TWELFTHS)
 LAYOUTS = {
     "q4_0": BlockLayout((4,), zero=8),
     "q5_0": BlockLayout((4, 1), zero=16),
@@ -31,7 +39,9 @@ LAYOUTS = {
     "z4_64": BlockLayout((4,), 64, minimum=True, centred=True),
     "z4_32": BlockLayout((4,), 32, minimum=True, centred=True),
     "mxfp4": BlockLayout((4,), 32, table=FLOAT4, exponents=True),
-    "e4m3_128": BlockLayout((4, 4), 128, float8=True),
+    "e4m3_128": BlockLayout((4, 4), 128, float8=True, wide=True),
+    "nf4_64": BlockLayout((4,), 64, table=NORMAL_FLOAT4, wide=True),
+    "fp4_64": BlockLayout((4,), 64, table=UNIT_FLOAT4, wide=True),
 }
 
 
@@ -63,7 +73,7 @@ class FiledBlock(NamedTuple):
         return blocks
 
 
-def minima_of(layout: BlockLayout, blocks: NDArray[np.void]) -> NDArray[np.float16] | None:
+def minima_of(layout: BlockLayout, blocks: NDArray[np.void]) -> NDArray[np.float16] | NDArray[np.uint8] | None:
     """Return the second scale m of blocks of a layout; None where it has none. Files store minima of groups of groups
     to be subtracted."""
     if not layout.minimum:
@@ -170,6 +180,16 @@ def join_shifted(values: LevelArray) -> NDArray[np.int8]:
     return (values.astype(np.int16) - 128).astype(np.int8)
 
 
+def tabled(field: str) -> FiledBlock:
+    """Return the block of 64 codes of a table with a scale in float32. A format is told by its block, so each names its
+    `field` of codes otherwise."""
+    return FiledBlock(
+        np.dtype([("d", "<f4"), (field, "u1", 32)]),
+        lambda x: nibbles(x[field], 32),
+        writes={field: lambda q: join_nibbles(q, 32)},
+    )
+
+
 FILED = {
     "q4_0": FiledBlock(
         np.dtype([("d", "<f2"), ("q", "u1", 16)]),
@@ -242,17 +262,17 @@ FILED = {
         writes={"bytes": lambda q: q.astype(np.uint8)},
     ),
     "z4_128": FiledBlock(
-        np.dtype([("d", "<f2"), ("m", "<f2"), ("halves", "u1", 64)]),
+        np.dtype([("d", "<f2"), ("m", "u1"), ("halves", "u1", 64)]),
         lambda x: nibbles(x["halves"], 64),
         writes={"halves": lambda q: join_nibbles(q, 64)},
     ),
     "z8_128": FiledBlock(
-        np.dtype([("d", "<f2"), ("m", "<f2"), ("bytes", "u1", 128)]),
+        np.dtype([("d", "<f2"), ("m", "u1"), ("bytes", "u1", 128)]),
         lambda x: x["bytes"],
         writes={"bytes": lambda q: q.astype(np.uint8)},
     ),
     "z4_64": FiledBlock(
-        np.dtype([("d", "<f2"), ("m", "<f2"), ("halves", "u1", 32)]),
+        np.dtype([("d", "<f2"), ("m", "u1"), ("halves", "u1", 32)]),
         lambda x: nibbles(x["halves"], 32),
         writes={"halves": lambda q: join_nibbles(q, 32)},
     ),
@@ -266,8 +286,10 @@ FILED = {
         lambda x: x["codes"],
         writes={"codes": lambda q: q.astype(np.uint8)},
     ),
+    "nf4_64": tabled("normal"),
+    "fp4_64": tabled("float4"),
     "z4_32": FiledBlock(
-        np.dtype([("d", "<f2"), ("m", "<f2"), ("halves", "u1", 16)]),
+        np.dtype([("d", "<f2"), ("m", "u1"), ("halves", "u1", 16)]),
         lambda x: nibbles(x["halves"], 16),
         writes={"halves": lambda q: join_nibbles(q, 16)},
     ),

@@ -13,6 +13,7 @@ from formats.storage.csr import CSR
 from formats.storage.dense import Dense
 from formats.storage.e4m3_128 import E4M3_128
 from formats.storage.format import Format
+from formats.storage.fp4_64 import FP4_64
 from formats.storage.half import Half
 from formats.storage.int4 import Int4
 from formats.storage.int8 import Int8
@@ -20,6 +21,7 @@ from formats.storage.iq4_nl import IQ4_NL
 from formats.storage.lowrank import LowRank
 from formats.storage.masks import Mask
 from formats.storage.mxfp4 import MXFP4
+from formats.storage.nf4_64 import NF4_64
 from formats.storage.nm import NM
 from formats.storage.packed import Packed
 from formats.storage.pairs.balancedint8 import BalancedInt8
@@ -55,8 +57,10 @@ __all__ = [
     "CSR",
     "E4M3_128",
     "FORMATS",
+    "FP4_64",
     "IQ4_NL",
     "MXFP4",
+    "NF4_64",
     "NM",
     "Q2_K",
     "Q3_K",
@@ -142,6 +146,8 @@ FORMATS: dict[str, type[Format]] = {
         Z8_128,
         MXFP4,
         E4M3_128,
+        NF4_64,
+        FP4_64,
     )
 }
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from formats.core.arrays import FormatError
 from formats.core.block_layout import ONE_EXPONENT, PLANE_INPUTS, BlockLayout, from_planes, to_planes
-from formats.core.layout import PANEL, Panelled, panels, unpanelled
+from formats.core.layout import PANEL, VECTOR, Panelled, panels, unpanelled
 from formats.core.sizes import T, ceiling, f2, f4, n, p, u1, u4
 from formats.storage.block_layouts import FILED, LAYOUTS, FiledBlock, minima_of
 from formats.storage.half import FLOAT16_MAX
@@ -19,7 +19,7 @@ FLOAT32 = np.finfo(np.float32)
 MOST_FITS = 64  # fits of a fitted matrix, after which it no longer changes
 
 
-ScalesAndMinima = tuple[NDArray[np.floating], NDArray[np.floating] | None]
+ScalesAndMinima = tuple[NDArray[np.floating], NDArray[np.floating] | NDArray[np.uint8] | None]
 
 
 class BlockNumbers(NamedTuple):
@@ -28,7 +28,7 @@ class BlockNumbers(NamedTuple):
 
     q: NDArray[np.integer]
     d: NDArray[np.floating] | NDArray[np.uint8]
-    m: NDArray[np.floating] | None = None
+    m: NDArray[np.floating] | NDArray[np.uint8] | None = None
     parts: NDArray[np.integer] | None = None
 
 
@@ -47,7 +47,7 @@ class InPlanes(Blocks):
         cls.filed = FILED[name].block  # type: ignore[attr-defined]
         cls.panelled = Panelled(PANEL, 1, layout.inputs, layout=layout)  # type: ignore[attr-defined]
         count = ceiling(n / layout.inputs) * 16 * ceiling(p / 16)
-        scale = f4 if layout.float8 else u1 if layout.exponents else f2
+        scale = {4: f4, 2: f2, 1: u1}[layout.scale_type.itemsize]
         cls.__annotations__ = {"w": u4[layout.words * count], "scale": scale[layout.scales * count]}
         if layout.fields:
             cls.__annotations__["parts"] = u4[layout.part_words * count]
@@ -59,8 +59,16 @@ class InPlanes(Blocks):
 
     @classmethod
     def narrowest(cls):
-        """Return the bits of the narrowest numbers that a weight is stored by: 8 where levels are float8 themselves."""
-        return 8 if cls.layout.float8 else super().narrowest()
+        """Return the bits of the narrowest numbers that a weight is stored by: 8 where levels are float8 themselves, at
+        most 16 whatever their scales are."""
+        return 8 if cls.layout.float8 else 16 if cls.layout.wide or cls.layout.centred else super().narrowest()
+
+    def unsound(self):
+        """Describe the fault of scales that are no finite numbers and lie among bytes; empty if there is none."""
+        if not self.layout.centred:
+            return ""
+        d, _ = held_scales(self.layout, self.shape, self.scale)
+        return "" if np.isfinite(d).all() else f"a scale is {d[~np.isfinite(d)][0]}"
 
     @classmethod
     def of_blocks(cls, blocks):
@@ -97,9 +105,14 @@ class InPlanes(Blocks):
             for name, array in promised.arrays().items()
             if name != "scale"
         }
-        scale = rng.uniform(2.0**-12, 2.0**-10, promised.scale.shape).astype(cls.layout.scale_type)
+        shape = promised.scale.shape
         if cls.layout.exponents:
-            scale = rng.integers(ONE_EXPONENT - 12, ONE_EXPONENT - 10, scale.shape, np.uint8)
+            scale = rng.integers(ONE_EXPONENT - 12, ONE_EXPONENT - 10, shape, np.uint8)
+        elif cls.layout.centred:
+            d = rng.uniform(2.0**-12, 2.0**-10, (shape[0] // cls.layout.scales, 1)).astype(np.float16)
+            scale = scale_array(cls.layout, d.reshape(-1, VECTOR), np.zeros((len(d) // VECTOR, VECTOR), np.uint8))
+        else:
+            scale = rng.uniform(2.0**-12, 2.0**-10, shape).astype(cls.layout.scale_type)
         return cls((inputs, outputs), tuple((words | {"scale": scale})[name] for name in cls.fields))
 
 
@@ -108,10 +121,34 @@ def block_arrays(layout: BlockLayout, blocks: BlockNumbers) -> tuple[np.ndarray,
     q, d, m, parts = blocks
     outputs = q.shape[2]
     words = panels(to_planes(q.reshape(-1, outputs), layout.planes, PLANE_INPUTS))
-    scale = panels(d) if m is None else panels(np.stack([d, m], 1).reshape(-1, outputs), 2)
+    scale = scale_array(layout, d, m)
     if parts is None:
         return words, scale
     return words, scale, panels(to_planes(parts.reshape(-1, outputs), layout.fields, layout.groups))
+
+
+def scale_array(layout: BlockLayout, d: np.ndarray, m: np.ndarray | None) -> np.ndarray:
+    """Return scales d, or d and m, (blocks, p), in panels: side by side, or m in bytes behind d of 16 outputs."""
+    if m is None:
+        return panels(d)
+    if not layout.centred:
+        return panels(np.stack([d, m], 1).reshape(-1, d.shape[1]), layout.scales)
+    vectors = panels(d).reshape(-1, VECTOR).view(np.uint8), panels(m).reshape(-1, VECTOR)
+    return np.concatenate(vectors, 1).reshape(-1)
+
+
+def held_scales(layout: BlockLayout, shape: tuple[int, int], scale: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return scales d and m (blocks, p) of a matrix of this shape: the inverse of `scale_array`."""
+    blocks = -(-shape[0] // layout.inputs), shape[1]
+    if layout.centred:
+        vectors = scale.reshape(-1, layout.scales * VECTOR)
+        d, m = (np.ascontiguousarray(part) for part in np.split(vectors, [2 * VECTOR], 1))
+        return unpanelled(d.view(np.float16).reshape(-1), blocks), unpanelled(m.reshape(-1), blocks)
+    d = unpanelled(scale, (layout.scales * blocks[0], shape[1]), layout.scales)
+    if not layout.minimum:
+        return d, None
+    both = d.reshape(blocks[0], 2, shape[1])
+    return both[:, 0], both[:, 1]
 
 
 def unpack_of(layout: BlockLayout):
@@ -131,9 +168,7 @@ def held_blocks(
     inputs, outputs = shape
     count = -(-inputs // layout.inputs)
     levels = from_planes(unpanelled(w, (layout.words * count, outputs)), layout.planes, PLANE_INPUTS)
-    d, m = unpanelled(scale, (layout.scales * count, outputs), layout.scales), None
-    if layout.minimum:
-        d, m = d.reshape(count, 2, outputs).swapaxes(0, 1)
+    d, m = held_scales(layout, shape, scale)
     if parts is not None:
         words = unpanelled(parts, (layout.part_words * count, outputs))
         parts = from_planes(words, layout.fields, layout.groups).reshape(count, layout.groups, outputs)
@@ -199,14 +234,14 @@ def fitted_blocks(layout: BlockLayout, W: NDArray[np.float32]) -> BlockNumbers:
     return fitted_groups(layout, groups) if layout.fields else fitted_signed(layout, groups)
 
 
-def held_scales(layout: BlockLayout, wide: NDArray[np.float32]) -> ScalesAndMinima:
-    """Return scales in the layout's type, float16 for most, and the second ones that put the middle level at zero, if
-    the layout has them. Raises FormatError for scales beyond float16."""
+def narrowed_scales(layout: BlockLayout, wide: NDArray[np.float32]) -> ScalesAndMinima:
+    """Return scales in the number type of blocks, float16 for most, and the second ones that put the middle level at
+    zero, if the layout has them. Raises FormatError for scales beyond float16."""
     with np.errstate(over="ignore"):
-        d = wide.astype(layout.scale_type)
-        m = None
+        d: NDArray[np.floating] = wide if layout.wide else wide.astype(np.float16)
+        m: NDArray[np.floating] | NDArray[np.uint8] | None = None
         if layout.centred:
-            m = np.full_like(d, middle_level(layout))
+            m = np.full(d.shape, middle_level(layout), np.uint8)
         elif layout.minimum:
             m = (-middle_level(layout) * d.astype(np.float32)).astype(np.float16)
     if not np.isfinite(d if m is None or layout.centred else m).all():
@@ -223,7 +258,7 @@ def fitted_signed(layout: BlockLayout, groups: NDArray[np.float32]) -> BlockNumb
     largest = np.take_along_axis(groups, first, 2)[:, 0, 0]
     if layout.exponents:
         return fitted_exponents(layout, groups[:, 0], abs(largest) / values.max())
-    d, m = held_scales(layout, largest / values[abs(values).argmax()])
+    d, m = narrowed_scales(layout, largest / values[abs(values).argmax()])
     q = nearest_levels(divided(groups[:, 0], d[:, None].astype(np.float32)), values)
     return BlockNumbers(q, d, m)
 
@@ -251,7 +286,7 @@ def fitted_groups(layout: BlockLayout, groups: NDArray[np.float32]) -> BlockNumb
     zero = middle_level(layout)
     most, highest = (1 << layout.bits) - 1 - zero, (1 << layout.scale_bits) - 1 - layout.middle
     largest = abs(groups).max(2)
-    d, m = held_scales(layout, largest.max(1) / np.float32(most * highest))
+    d, m = narrowed_scales(layout, largest.max(1) / np.float32(most * highest))
     wide = d.astype(np.float32)[:, None]
     scales = np.clip(np.rint(divided(largest / np.float32(most), wide)), 0, highest)
     levels = np.clip(np.rint(divided(groups, (wide * scales)[:, :, None])), -most, most)

@@ -5,5 +5,5 @@ from formats.storage.in_planes import InPlanes
 
 
 class Z4_32(InPlanes, Format):
-    """d (q - m) for whole q up to 15, with d and the level of zero m in float16 for each group of 32 inputs of an
-    output, 5 bits a number: for groups that 128 does not divide (opmatrix/files/methods)."""
+    """d (q - m) for whole q up to 15, with d in float16 and the level of zero m in a byte for each group of 32 inputs
+    of an output, 4.75 bits a number: for groups that 128 does not divide (opmatrix/files/methods)."""

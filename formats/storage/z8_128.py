@@ -5,5 +5,5 @@ from formats.storage.in_planes import InPlanes
 
 
 class Z8_128(InPlanes, Format):
-    """d (q - m) for whole q up to 255, with d and the level of zero m in float16 for each group of 128 inputs of an
-    output, 8.25 bits a number (opmatrix/files/methods)."""
+    """d (q - m) for whole q up to 255, with d in float16 and the level of zero m in a byte for each group of 128 inputs
+    of an output, 8.1875 bits a number (opmatrix/files/methods)."""

@@ -67,7 +67,7 @@ def planes(name: str) -> BlockType:
         shift = None if m is None else m[:, None]
         return layout.numbers(filed.levels(x)[:, :, None], x["d"][:, None], shift, parts).reshape(len(x), -1)
 
-    largest = float(abs(layout.values).max()) if layout.float8 else 1.0
+    largest = float(abs(layout.values).max()) if layout.wide else 1.0
     return BlockType(filed.block, layout.inputs, widen, kept=True, exponents=layout.exponents, largest=largest)
 
 

@@ -10,7 +10,7 @@ from uuid import uuid4
 from opmatrix.inference.chat.chat_options import ChatRequest
 from opmatrix.inference.chat.chat_templates import ChatTemplates
 from opmatrix.inference.chat.conversation import reply_to_messages
-from opmatrix.inference.chat.tool_calls import CallReader, ReplyPart, ToolCall, find_form, names_of
+from opmatrix.inference.chat.tool_calls import CallReader, ReplyPart, ToolCall, find_form, schemas_of
 from opmatrix.inference.generation import CUT, Prompt, PromptReader, Reply
 from opmatrix.runtime.program import Program
 from rewrites.serving.completion_bodies import CompletionRequest, read_chat, read_completion
@@ -104,13 +104,14 @@ class Completion:
         return parts
 
     def pieces(self, text: str, last: bool = False) -> Iterator[bytes]:
-        """Yield the chunks of a piece of text: of text, and of calls that are whole with it."""
-        before = len(self.calls)
+        """Yield the chunks of a piece of text: of text, and of calls that are whole with it, as they follow in it."""
+        place = len(self.calls)
         for part in self.read(text, last):
             if isinstance(part, str):
                 yield self.chunk({"content": part} if self.chats else {"text": part})
-        for place, call in enumerate(self.calls[before:], before):
-            yield self.chunk({"tool_calls": [{"index": place, **call}]})
+            else:
+                yield self.chunk({"tool_calls": [{"index": place, **self.calls[place]}]})
+                place += 1
 
     def ended(self) -> Iterator[bytes]:
         """Yield the chunks that end a stream."""
@@ -145,11 +146,11 @@ class Completion:
 def call_reader(program: Program, options: ChatRequest) -> CallReader | None:
     """Return the reader of calls of the tools of a request; None where it offers none, or where the model's template
     teaches no form that is read."""
-    if not (names := names_of(options.tools or ())):
+    if not (tools := schemas_of(options.tools or ())):
         return None
     templates = ChatTemplates.parsed(program.meta.get("chat"), str(program.meta.get("model", "this program")))
     form = find_form(templates, options.template)
-    return form and CallReader(form, names)
+    return form and CallReader(form, tools)
 
 
 def described_call(call: ToolCall) -> dict[str, object]:

@@ -6,19 +6,35 @@ from types import SimpleNamespace
 import pytest
 
 from opmatrix.inference.chat.chat_templates import ChatTemplates
-from opmatrix.inference.chat.tool_calls import CALL_FORMS, CallReader, ToolCall, find_form, names_of
+from opmatrix.inference.chat.tool_calls import CALL_FORMS, CallReader, ToolCall, find_form, schemas_of
 from opmatrix.inference.pieces import Pieces
 
-TAGGED, LISTED, BARE = CALL_FORMS
-NAMES = frozenset({"weather", "time"})
+MARKED, NAMED, TAGGED, LISTED, BARE = CALL_FORMS
+TOOLS = {
+    "weather": {
+        "place": {"type": "string"},
+        "days": {"type": "integer"},
+        "hourly": {"type": "boolean"},
+        "at": {"anyOf": [{"type": "number"}, {"type": "null"}]},
+        "code": {"type": ["string", "null"]},
+        "more": {},
+    },
+    "time": {},
+}
 BERN, NOW = ToolCall("weather", '{"place": "Z\\u00fcrich"}'), ToolCall("time", "{}")
 ONE = '{"name": "weather", "arguments": {"place": "Zürich"}}'
 TWO = '{"name": "time", "arguments": {}}'
 
 
+def marked(name, **values):
+    """A call as Qwen3-Coder writes it."""
+    parameters = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
+
+
 def read(form, text, length=None):
     """The text beside calls, and the calls, of a reply in pieces of a length."""
-    reader, parts = CallReader(form, NAMES), []
+    reader, parts = CallReader(form, TOOLS), []
     for at in range(0, len(text), length or max(1, len(text))):
         parts += reader.add(text[at : at + (length or len(text))])
     parts += reader.add("", last=True)
@@ -41,6 +57,26 @@ CALLED = {
     "a list behind words": (LISTED, f"Yes: [TOOL_CALLS][{TWO}]\n", "Yes:", [NOW]),
     "an object alone": (BARE, "\n" + ONE.replace("arguments", "parameters"), "", [BERN]),
     "objects behind a token": (BARE, f"<|python_tag|>{ONE}; {TWO}", "", [BERN, NOW]),
+    "marked parameters": (MARKED, marked("weather", place="Zürich"), "", [BERN]),
+    "marked, with words": (
+        MARKED,
+        f"Let me look.\n{marked('weather', place='Zürich')}\n{marked('time')}\n",
+        "Let me look.",
+        [BERN, NOW],
+    ),
+    "marked in a line": (
+        MARKED,
+        "<tool_call><function=weather><parameter=place>Zürich</parameter></function><function=time></function></tool_call>",
+        "",
+        [BERN, NOW],
+    ),
+    "names with arguments": (
+        NAMED,
+        '[TOOL_CALLS]weather[ARGS]{"place": "Zürich"}[TOOL_CALLS]time[ARGS]{}',
+        "",
+        [BERN, NOW],
+    ),
+    "names with numbers of calls": (NAMED, "Yes:\n[TOOL_CALLS]time[CALL_ID]a1b2c3d4e[ARGS] {}\n", "Yes:", [NOW]),
     "one good, one not": (
         TAGGED,
         f"<tool_call>{TWO}</tool_call> <tool_call>{{}}</tool_call>",
@@ -77,6 +113,17 @@ MALFORMED = [
     f"[TOOL_CALLS] [{ONE}] and",
     "[TOOL_CALLS]",
     "[TOOL [TOOL_CALL",
+    "[TOOL_CALLS]unknown[ARGS]{}",
+    "[TOOL_CALLS]time[ARGS]",
+    "[TOOL_CALLS]time[ARGS]{} and",
+    "[TOOL_CALLS]time[ARGS][]",
+    "[TOOL_CALLS]time[CALL_ID][ARGS]{}",
+    f"[TOOL_CALLS]time[ARGS]{'[' * 100_000}",
+    marked("unknown"),
+    "<tool_call>\n<function=time>\n</tool_call>",
+    "<tool_call>\n<function=time>\nnow\n</function>\n</tool_call>",
+    "<tool_call>\n<function=time>\n<parameter=a>\n1\n</function>\n</tool_call>",
+    "<tool_call>\n<function=time>\n</function> and\n</tool_call>",
     "{",
     '{"name": "Bern", "population": 5}',
     f"{ONE} is a call",
@@ -86,7 +133,7 @@ MALFORMED = [
 ]
 
 
-@pytest.mark.parametrize("form", CALL_FORMS, ids=lambda form: form.opens[0])
+@pytest.mark.parametrize("form", CALL_FORMS, ids=lambda form: form.signs[0])
 def test_what_is_no_call_stays_text(form):
     """Malformed calls, those of tools that were not offered, and those of other forms."""
     for text in MALFORMED:
@@ -94,11 +141,38 @@ def test_what_is_no_call_stays_text(form):
             assert read(form, text, length) == (text, []), text[:60]
 
 
+@pytest.mark.parametrize(
+    "name, text, value",
+    [
+        ("place", "12", "12"),
+        ("place", "\n two lines\n\n", "\n two lines\n\n"),
+        ("place", "null", "null"),
+        ("days", "12", 12),
+        ("days", "[1, 2]", [1, 2]),
+        ("days", "some", "some"),
+        ("days", "NaN", "NaN"),
+        ("days", "[" * 100_000, "[" * 100_000),
+        ("hourly", "True", True),
+        ("hourly", "false", False),
+        ("at", "null", None),
+        ("at", "1.5", 1.5),
+        ("code", "3", "3"),
+        ("code", "a <parameter=b> </parameter> and </function>", "a <parameter=b> </parameter> and </function>"),
+        ("more", "3", "3"),
+        ("other", "{}", "{}"),
+    ],
+)
+def test_marked_values_are_of_the_types_of_their_schemas(name, text, value):
+    """Texts stay to the letter but for a line's end around them, as do values without a type, and what is no JSON."""
+    (call,) = read(MARKED, marked("weather", **{name: text}))[1]
+    assert json.loads(call.arguments) == {name: value}
+
+
 def test_text_is_passed_on_at_once():
     """Only what may begin a call is held back."""
-    assert CallReader(TAGGED, NAMES).add("so a <b") == ["so a <b"]
-    assert CallReader(TAGGED, NAMES).add("so a <tool") == ["so a"]
-    assert CallReader(BARE, NAMES).add("so {") == ["so {"]
+    assert CallReader(TAGGED, TOOLS).add("so a <b") == ["so a <b"]
+    assert CallReader(TAGGED, TOOLS).add("so a <tool") == ["so a"]
+    assert CallReader(BARE, TOOLS).add("so {") == ["so {"]
 
 
 @pytest.mark.parametrize(
@@ -106,6 +180,8 @@ def test_text_is_passed_on_at_once():
     [
         ("return a json object within <tool_call></tool_call> tags", TAGGED),
         ("{{ '[TOOL_CALLS] ' + calls }}", LISTED),
+        ("{{ '[TOOL_CALLS]' + name + '[ARGS]' + arguments }}", NAMED),
+        ("<tool_call>\n<function=example>\n<parameter=one>", MARKED),
         ("{{ 'Environment: ipython' }}", BARE),
         ("{{ messages }}", None),
     ],
@@ -117,22 +193,27 @@ def test_the_template_tells_the_form(template, form):
     assert find_form(ChatTemplates({"default": other, "tool_use": template}, {}, "it"), None) is form
 
 
-def test_names_are_those_of_functions():
-    tools = [{"type": "function", "function": {"name": "a"}}, {"name": "b"}, {"function": 3}, {"name": ["c"]}, {}]
-    assert names_of(tools) == {"a", "b"}
+def test_schemas_are_those_of_functions():
+    place = {"place": {"type": "string"}}
+    tools = [
+        {"type": "function", "function": {"name": "a", "parameters": {"type": "object", "properties": place}}},
+        {"name": "b", "parameters": {"properties": [3]}},
+        {"function": 3},
+        {"name": ["c"]},
+        {},
+    ]
+    assert schemas_of(tools) == {"a": place, "b": {}}
 
 
 def test_special_tokens_of_calls_are_text_where_asked_for():
-    tokens = {0: "a", 1: "[TOOL_CALLS]", 2: "[INST]"}
-    added = {
-        1: SimpleNamespace(content="[TOOL_CALLS]", special=True),
-        2: SimpleNamespace(content="[INST]", special=True),
-    }
+    tokens = {0: "a", 1: "[TOOL_CALLS]", 2: "[INST]", 3: "[ARGS]"}
+    added = {id: SimpleNamespace(content=tokens[id], special=True) for id in (1, 2, 3)}
     tokenizer = SimpleNamespace(
         get_added_tokens_decoder=lambda: added,
         decode=lambda ids, skip_special_tokens: "".join(tokens[each] for each in ids if each not in added),
     )
-    for texts, wanted in (((), "aaa"), (LISTED.marks, "a[TOOL_CALLS]aa")):
+    shown = ((), "aaa"), (LISTED.marks, "a[TOOL_CALLS]aa"), (NAMED.marks, "a[TOOL_CALLS]a[ARGS]a")
+    for texts, wanted in shown:
         pieces = Pieces(tokenizer, [0])
         pieces.show(texts)
-        assert "".join(map(pieces.add, [0, 1, 2, 0, 0])) + pieces.rest() == wanted
+        assert "".join(map(pieces.add, [0, 1, 2, 0, 3, 0])) + pieces.rest() == wanted

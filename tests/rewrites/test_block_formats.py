@@ -40,7 +40,7 @@ def blocks(rng, name, outputs, count):
     """Random blocks: of either sign of scales, one of them 0, one the least that there is."""
     kind = FILED[name].block
     made = rng.integers(0, 256, (outputs, count, kind.itemsize), np.uint8).view(kind)[..., 0]
-    for scale in {"d", "m"} & {*kind.names}:
+    for scale in (name for name in ("d", "m") if name in kind.names and kind[name].kind == "f"):
         made[scale] = rng.normal(size=(outputs, count)) / 600
     least = 6e-8
     if kind["d"] == np.uint8:
@@ -119,12 +119,23 @@ def test_a_long_weight_is_widened_block_by_block(rng):
 def test_fitted_matrices_are_near(rng):
     """No levels of a fitted matrix are far from its numbers, and scales beyond float16 are refused."""
     W = rng.standard_normal((512, 40), np.float32)
-    worst = {"q2_k": 0.8, "q3_k": 0.2, "mxfp4": 0.12}
+    worst = {"q2_k": 0.8, "q3_k": 0.2, "mxfp4": 0.12, "fp4_64": 0.13}
     for name in LAYOUTS:
         off = np.linalg.norm(FORMATS[name].fit(W) - W) / np.linalg.norm(W)
         assert off < worst.get(name, 0.11), (name, off)
     with pytest.raises(FormatError, match=r"W has a scale of 1.25e\+06, beyond 65504"):
         FORMATS["q4_0"].fit(np.full((32, 2), 1e7, np.float32))
+
+
+def test_a_scale_among_bytes_is_finite(rng):
+    """Bytes of scales and of levels of zero are one array: its scales are looked at as those of float16 are."""
+    arrays = (stored := FORMATS["z4_32"].of_blocks(blocks(rng, "z4_32", 20, 2))).arrays()
+    for place in (0, 19):  # of the first vector of outputs and of the second
+        spoilt = arrays["scale"].copy()
+        spoilt[place // 16 * 48 + 2 * (place % 16) :][:2] = np.float16([np.inf]).view(np.uint8)
+        with pytest.raises(FormatError, match="z4_32: a scale is inf: the file is damaged"):
+            FORMATS["z4_32"].from_arrays(stored.meta(), arrays | {"scale": spoilt})
+        assert FORMATS["z4_32"].from_arrays(stored.meta(), arrays).shape == stored.shape
 
 
 @pytest.mark.parametrize("name", ["q4_k", "q6_k"])

@@ -1,6 +1,7 @@
 """Checkpoints that a quantisation method stores: their numbers to the bit, and what is wrong in one line."""
 
 import json
+from statistics import NormalDist
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,12 +12,13 @@ from quantised_files import SCHEMES
 
 from formats import FORMATS
 from formats.core.errors import InputError
+from formats.storage.block_layouts import LAYOUTS
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.extents import counted, patterns
 from opmatrix.algebra.oracles import dense
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.filed_data import BlockSource, FiledData
-from opmatrix.files.methods.bitsandbytes import widen_codes
+from opmatrix.files.methods.bitsandbytes import CodedRuns
 from opmatrix.files.methods.plain_weights import QUANT_METHODS, plain_weights
 from opmatrix.files.tensors import find_experts, header
 from opmatrix.models.config import StackNames
@@ -169,12 +171,16 @@ def matrices_of(program):
         "gptq",
         "gptq in groups of 64",
         "gptq with zeros",
+        "gptq with zeros, 32",
         "gptq of 8 bits",
         "gptq of 8 bits with zeros",
         "awq",
+        "awq in groups of 64",
         "int8 by channel",
         "float8 by channel",
         "fp8 in blocks",
+        "nf4",
+        "fp4",
         "gptq of float32",
     ],
 )
@@ -345,8 +351,20 @@ def test_bytes_of_odd_matrices_end_in_half_a_code(size):
     held = np.uint8(pairs[:, 0] << 4 | pairs[:, 1])
     runs = rng.uniform(1, 2, -(-size // 4)).astype(np.float32)
     packed = SimpleNamespace(number="U8", shape=held.shape, read_blocks=lambda block, count: held)
-    made = widen_codes(packed, SimpleNamespace(read=lambda: table), lambda: runs, 4, size)
-    assert np.array_equal(made, table[codes] * np.repeat(runs, 4)[:size])
+    coded = CodedRuns(packed, SimpleNamespace(read=lambda: table), lambda: runs, 4, (1, size))
+    assert np.array_equal(coded.widen(), table[codes] * np.repeat(runs, 4)[:size])
+
+
+def test_tables_of_bitsandbytes_are_as_defined():
+    """nf4: quantiles of a normal distribution at equal steps from an offset to the middle, seven of them negative and
+    eight positive, and zero, over the largest. fp4: a sign, then 0, 1/192, and 2/3, 1/3 and 1/6 once and half as much
+    again."""
+    quantiles = np.vectorize(NormalDist().inv_cdf)
+    positive, negative = (quantiles(np.linspace(0.9677083, 0.5, count)[:-1]) for count in (9, 8))
+    normal = np.sort([*positive, 0.0, *-negative]) / positive.max()
+    assert abs(normal - LAYOUTS["nf4_64"].table).max() < 2e-7
+    halves = [0, 1 / 192, *(number * more for number in (2 / 3, 1 / 3, 1 / 6) for more in (1, 1.5))]
+    assert LAYOUTS["fp4_64"].table == (*halves, *(-number for number in halves))
 
 
 def test_no_method_at_all_is_refused_as_before(tmp_path):

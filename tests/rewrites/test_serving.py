@@ -16,9 +16,11 @@ from children import LIMIT, ROOT, printed
 
 import opmatrix as om
 from formats.core.errors import InputError
+from opmatrix.inference.chat.tool_calls import CALL_FORMS, CallReader
 from opmatrix.inference.text import LineReading
 from rewrites.serving import listening
 from rewrites.serving.batcher import Batcher, Lane, QueuedRequest
+from rewrites.serving.completion_replies import Completion
 from rewrites.serving.prepared_requests import PREPARED_BY
 from rewrites.serving.refusals import Refused
 from rewrites.serving.request_bodies import read_embedding, read_rerank
@@ -419,3 +421,20 @@ def test_counters_are_sums_over_processes():
     assert counters.total("texts_total") == 7 and counters.total("waiting_texts") == 2
     text = counters.text()
     assert "opmatrix_texts_total 7\n" in text and text.count("# TYPE") == text.count("# HELP")
+
+
+def test_chunks_of_a_stream_are_in_the_order_of_the_text():
+    """Also where one piece holds the ends of calls and the words around them."""
+    model, request = SimpleNamespace(name="it"), SimpleNamespace(messages=[])
+    (tagged,) = (form for form in CALL_FORMS if form.signs == ("<tool_call>",))
+    call = '<tool_call>{"name": "time", "arguments": {}}</tool_call>'
+    for length in (1, 7, 1000):
+        completion, order = Completion(model, request, None, CallReader(tagged, {"time": {}})), ""
+        text = f"one {call} two {call}{call} three"
+        for piece in [text[at : at + length] for at in range(0, len(text), length)]:
+            for chunk in completion.pieces(piece):
+                delta = json.loads(chunk.removeprefix(b"data: "))["choices"][0]["delta"]
+                order += delta.get("content", "") + "".join(
+                    f"[{told['index']}]" for told in delta.get("tool_calls", ())
+                )
+        assert order == "one[0]two[1][2]three"

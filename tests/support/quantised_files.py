@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from formats.storage.block_layouts import LAYOUTS
+
 WIDTH, INNER, WORDS, KEYS = 256, 384, 64, 128
 LLAMA = {
     "model_type": "llama",
@@ -186,11 +188,13 @@ def float4_words(rng, p, n):
     return Packed({"weight_packed": ("U8", codes), "weight_scale": ("U8", exponents)}, numbers)
 
 
-def normal_float4(rng, p, n, *, nested=False, run=64):
+def normal_float4(rng, p, n, *, nested=False, run=64, kind="nf4", usual=True):
     """bitsandbytes: codes of a table, two to a byte, the first high, of a matrix row by row; scales of runs, or codes
     of scales, with scales of runs of 256 and an offset, in float32."""
-    codes, table = rng.integers(0, 16, p * n), np.sort(rng.uniform(-1, 1, 16)).astype(np.float32)
-    state = {"quant_type": "nf4", "blocksize": run, "dtype": "bfloat16", "shape": [p, n]}
+    codes, table = rng.integers(0, 16, p * n), np.array(LAYOUTS[f"{kind}_64"].table, np.float32)
+    if not usual:
+        table = np.sort(rng.uniform(-1, 1, 16)).astype(np.float32)
+    state = {"quant_type": kind, "blocksize": run, "dtype": "bfloat16", "shape": [p, n]}
     count = -(-p * n // run)
     absmax = rng.uniform(0.05, 0.1, count).astype(np.float32)
     parts = {"weight.absmax": ("F32", absmax)}
@@ -208,7 +212,7 @@ def normal_float4(rng, p, n, *, nested=False, run=64):
     parts |= {
         "weight": ("U8", (codes[::2] << 4 | codes[1::2])[:, None]),
         "weight.quant_map": ("F32", table),
-        "weight.quant_state.bitsandbytes__nf4": ("U8", told),
+        f"weight.quant_state.bitsandbytes__{kind}": ("U8", told),
     }
     numbers = rounded(table[codes].astype(np.float64) * np.repeat(absmax, run)[: p * n].astype(np.float64))
     return Packed(parts, numbers.reshape(p, n))
@@ -228,6 +232,10 @@ def of_weights(form, **weights):
 
 def of_gptq(**more):
     return {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False} | more
+
+
+def of_tables(kind):
+    return {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": kind}
 
 
 class Scheme(NamedTuple):
@@ -343,12 +351,12 @@ SCHEMES = {
         float4_words,
         format="mxfp4",
     ),
-    "nf4": Scheme({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, normal_float4),
-    "nf4 of nested scales": Scheme(
-        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
-        normal_float4,
-        dict(nested=True),
-    ),
+    "nf4": Scheme(of_tables("nf4"), normal_float4, format="nf4_64"),
+    "nf4 of nested scales": Scheme(of_tables("nf4"), normal_float4, dict(nested=True), "nf4_64"),
+    "nf4 of longer runs": Scheme(of_tables("nf4"), normal_float4, dict(run=512), "nf4_64"),
+    "nf4 of shorter runs": Scheme(of_tables("nf4"), normal_float4, dict(run=32)),
+    "nf4 of another table": Scheme(of_tables("nf4"), normal_float4, dict(usual=False)),
+    "fp4": Scheme(of_tables("fp4"), normal_float4, dict(kind="fp4"), "fp4_64"),
 }
 
 

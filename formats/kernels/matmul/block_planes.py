@@ -13,6 +13,7 @@ from formats.kernels.matmul.widened_words import (
     Wording,
     multiply_words,
     product_words,
+    read_centred,
     read_exponents,
     read_floats,
     read_pairs,
@@ -87,8 +88,9 @@ def scale_reader(layout: BlockLayout):
         """Return d, then m, of `across` vectors of outputs."""
         scale, shift = [], []
         for v in range(across):
-            read = read_exponents if layout.exponents else read_floats if layout.float8 else read_scales
-            d, *m = read_pairs(builder, place, v) if layout.minimum else [read(builder, place, v)]
+            pairs = read_centred if layout.centred else read_pairs
+            read = read_exponents if layout.exponents else read_floats if layout.wide else read_scales
+            d, *m = pairs(builder, place, v) if layout.minimum else [read(builder, place, v)]
             if layout.fields:
                 whole = integers(builder, place, v)
                 low = builder.and_(whole, words_of((1 << layout.scale_bits) - 1))
@@ -152,8 +154,8 @@ def product_blocks(
     epilogue: Epilogue | None = None,
 ) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue, for W in blocks of a layout: w words of levels, scale float16,
-    bytes of exponents or float32, parts words of the integers of groups, all in panels, n rounded up to whole blocks.
-    Sums are float32."""
+    bytes of exponents or of float16 with levels of zero, or float32, parts words of the integers of groups, all in
+    panels, n rounded up to whole blocks. Sums are float32."""
     typed_parts = None if parts is None else typed("parts", parts, np.uint32)
     weight = WordedArrays(typed("w", w, np.uint32), typed("scale", scale, LAYOUTS[layout].scale_type), typed_parts)
     return product_words(BLOCK_KERNELS[layout], WORDINGS[layout], x, weight, out, epilogue)

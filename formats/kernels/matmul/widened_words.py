@@ -50,7 +50,8 @@ WORDED = np.dtype(words("w scale parts blocks"))
 __borders__ = ENOUGH, MAX_ITEM_ROWS, REGISTER_ROWS
 SIXTEEN_HALVES = ir.VectorType(ir.HalfType(), LANES)
 HALF_BYTES, HALVES = 2, ir.VectorType(SHORT, LANES)  # of a float16; the bits of sixteen
-EXPONENTS = ir.VectorType(BYTE, LANES)
+SIXTEEN_BYTES = ir.VectorType(BYTE, LANES)
+CENTRED_BYTES = (HALF_BYTES + 1) * LANES  # sixteen float16, then a byte for each
 
 
 class Wording(NamedTuple):
@@ -114,7 +115,7 @@ def read_scales(builder, place, v):
 
 def read_exponents(builder, place, v):
     """Return the powers of two of vector `v` of outputs at a place of scales, whose bytes are exponents of float32."""
-    exponents = builder.load(pointer_at(builder, place.scale, LANES * v, EXPONENTS))
+    exponents = builder.load(pointer_at(builder, place.scale, LANES * v, SIXTEEN_BYTES))
     exponents.align = 1
     return builder.bitcast(builder.shl(builder.zext(exponents, WORDS), words_of(EXPONENT_PLACE)), VECTOR)
 
@@ -128,6 +129,15 @@ def read_pairs(builder, place, v):
     """Return d and m of vector `v` of outputs at a place of scales, float16 in pairs, as float32."""
     pairs = builder.bitcast(load_vector(builder, place.scale, 64 * v), WORDS)
     return [widen_halves(builder, builder.trunc(builder.lshr(pairs, words_of(part)), HALVES)) for part in (0, 16)]
+
+
+def read_centred(builder, place, v):
+    """Return d and the level of zero of vector `v` of outputs at a place of scales, sixteen float16 and as many bytes
+    behind them, as float32."""
+    halves = builder.load(pointer_at(builder, place.scale, CENTRED_BYTES * v, HALVES))
+    zero = builder.load(pointer_at(builder, place.scale, CENTRED_BYTES * v + HALF_BYTES * LANES, SIXTEEN_BYTES))
+    halves.align = zero.align = 1
+    return [widen_halves(builder, halves), builder.uitofp(builder.zext(zero, WORDS), VECTOR)]
 
 
 def widen_halves(builder, shorts):

@@ -26,7 +26,7 @@ f4 = np.float32
 def kept_layout(layout: BlockLayout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the record of a layout, and the tables that it points to; all are kept, as recordings read them later."""
     values = layout.values - np.float32(0)
-    powers = layout.widen_scales(np.arange(BYTE_VALUES).astype(layout.scale_type))
+    powers = layout.widen_scales(np.arange(BYTE_VALUES, dtype=np.uint8))
     first, second = (*layout.planes, 0)[:2]
     field, more = (*layout.fields, 0, 0)[:2]
     held = np.array(
@@ -44,7 +44,7 @@ def kept_layout(layout: BlockLayout) -> tuple[np.ndarray, np.ndarray, np.ndarray
                 int(layout.minimum),
                 int(layout.centred),
                 powers.ctypes.data if layout.exponents else 0,
-                int(layout.float8),
+                int(layout.wide),
             )
         ],
         COLUMN_LAYOUT,
@@ -88,6 +88,10 @@ def add_block_column(y, f, column, fresh):
             d = floats(c.powers, BYTE_VALUES)[bytes_at(f.scale + place, 1)[0]]
         elif c.wide:
             d = floats(f.scale + 4 * place, 1)[0]
+        elif c.centred:
+            vector, lane = f.scale + 3 * (place - place % VECTOR), place % VECTOR
+            d = widen(shorts(vector + 2 * lane, 1)[0])
+            m = f4(bytes_at(vector + 2 * VECTOR + lane, 1)[0])
         else:
             held = shorts(f.scale + 2 * scales * place, scales)
             d = widen(held[0])
