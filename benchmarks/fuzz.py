@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -316,10 +317,11 @@ def show_stated(rows: list[tuple[str | float, ...]]) -> None:
 
 def measure(pairs: int, processes: int, seed: int) -> tuple[Counter[tuple[str, str]], dict[int, str]]:
     """How many pairs of each kind met each verdict, and by its number what is wrong with a pair; these are printed as
-    they come."""
+    they come. Processes begin anew: a fork of one that has used egglog lacks its threads, and waits for them for
+    ever."""
     counts, wrong = Counter[tuple[str, str]](), dict[int, str]()
     shares = [range(low, min(low + SHARE, seed + pairs)) for low in range(seed, seed + pairs, SHARE)]
-    with ProcessPoolExecutor(processes) as pool:
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         for number, (found, said) in enumerate(pool.map(tabulated, shares), 1):
             counts += found
             wrong |= said

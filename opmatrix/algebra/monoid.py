@@ -160,6 +160,14 @@ class Monoid:
         return cls.finished(total, shape)
 
     @classmethod
+    def product_of_seen(cls, left: Numeric, right: Numeric, seen: NDArray[np.bool_] | None) -> Numeric:
+        """Compute the product over the entries of `left` that `seen` masks, by the closed form where it leaves out the
+        others: it multiplies by 0, which leaves NaN of a row that is infinite or NaN."""
+        closed = cls.closed if seen is None or np.isfinite(right).all() else None
+        product: Numeric = (closed or cls.product)(left, right, seen)
+        return product
+
+    @classmethod
     def scan(cls, left: Numeric, right: Numeric, whole: bool = False, first: int = 0) -> Numeric:
         """Merge pairs along rows, column by column: row t is that of rows 0 to t, or of all rows where `whole`.
 

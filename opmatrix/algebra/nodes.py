@@ -519,6 +519,7 @@ def gated_delta_rule(x: ReadAt, q: Operator, k: Operator, v: Operator, betas: Op
 
 IN_RECURRENCES = frozenset({"linear_attention", "gated_linear_attention", "delta_rule", "gated_delta_rule"})
 KINDS_IN_ORDER = frozenset({"scan", *IN_RECURRENCES})  # kinds that pass rows in their order
+BY_POSITION = frozenset({"rotate", "at_distances", "shift"})  # kinds that read the positions of rows
 
 
 # These are additive but move numbers between heads, so they may not count as linear: the adjoint law would sum
@@ -613,7 +614,7 @@ def by_distance(x: ReadAt, table: Data, most: int) -> ReadAt:
     return x.by_distance(table, most)
 
 
-@combinator(row_linear=True)
+@combinator(row_linear=True, selective=True)
 def at_distances(x: ReadAt, table: Data) -> ReadAt:
     """x @ W in each head, of which a row has for each token the number of one column, chosen by how far the token lies
     behind the row's: W is table h, of n columns, and the column is clip(key - query + n // 2, 0, n - 1) (Shaw et al.

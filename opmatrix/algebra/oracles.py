@@ -194,7 +194,7 @@ class DenseReading(Seeing):
         )
 
         def make(left: Numeric, right: Numeric) -> Numeric:
-            return np.asarray((over.closed or over.product)(left, right, seen), self.dtype)
+            return np.asarray(over.product_of_seen(left, right, seen), self.dtype)
 
         return self.in_heads(shape, make, other)
 

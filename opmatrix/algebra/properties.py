@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from opmatrix.algebra.shapes import H
+from opmatrix.algebra.shapes import H, T
 from opmatrix.algebra.term import PROPERTIES, RowFunction, holding
 
 __all__ = ["PROPERTIES"]
@@ -100,9 +100,10 @@ def additive(f: RowFunction, x: HeadRows, y: HeadRows) -> tuple[HeadRows, HeadRo
     return f(x + y), f(x) + f(y)
 
 
-@holding("row_linear", "diagonal")
+@holding("linear", "storable", "diagonal", measured=lambda a: a.row_linear and a.out.cols is not T)
 def row_wise(f: RowFunction, x: HeadRows, y: HeadRows) -> tuple[HeadRows, HeadRows]:
-    """row i of the output depends on row i of the input alone"""
+    """row i of the output depends on row i of the input alone, and has no column for each row, as rows that are
+    picked have other columns then"""
     return first_half(f(splice_halves(x, y, -2)), -2), first_half(f(x), -2)
 
 

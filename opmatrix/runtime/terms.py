@@ -3,7 +3,7 @@ that reading it once would take too long."""
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeVar, get_args
 
@@ -160,11 +160,13 @@ def read_at_once(term: Operator, readings: dict[Operator, int]) -> int:
 
 @dataclass(frozen=True, eq=False)
 class BoundedShape:
-    """A value's shape, with everything but the number of rows known. Raises ShapeError for a value with too many
-    numbers, or with too many merges in Python."""
+    """A value's shape, with everything but the number of rows known, and the space whose places its rows have: picked
+    rows stand where they stood. Raises ShapeError for a value with too many numbers, or with too many merges in
+    Python."""
 
     shape: Shape
     values: Sequence[Shape] = ()
+    stands: LiveSize = T
 
     def of(self, shape: Shape, steps: int = 1) -> "BoundedShape":
         """Check the size of a result, and make its reading. Raises ShapeError for too many numbers or merges."""
@@ -173,7 +175,7 @@ class BoundedShape:
             raise ShapeError(
                 f"{shape} of {ASSUMED_ROWS} rows is {count:,} numbers, merged in {steps:,} steps: too many"
             )
-        return BoundedShape(shape, self.values)
+        return BoundedShape(shape, self.values, self.stands)
 
     def __add__(self, other: "BoundedShape") -> "BoundedShape":
         return self.of(self.shape + other.shape)
@@ -215,7 +217,7 @@ class BoundedShape:
 
     def related(self, relation: Relation) -> "BoundedShape":
         """Check the size of a relation as a full matrix."""
-        return self.of(self.shape.related(relation))
+        return replace(self.of(self.shape.related(relation)), stands=space(relation.rows))
 
     def by_distance(self, table: Data, most: int) -> "BoundedShape":
         """Check the size of a table by distance, one number for each pair of rows."""
@@ -258,7 +260,7 @@ class BoundedShape:
 
     def symbol(self, name: str, into: Shape, out: Shape) -> "BoundedShape":
         """Check the size of a step's value."""
-        return self.of(self.values[int(name[1:])])
+        return replace(self.of(self.values[int(name[1:])]), stands=out.rows)
 
     def act(self, term: Operator) -> "BoundedShape":
         """Check the size after a matrix kind, and count its merges in Python if it has no whole-array form."""
@@ -269,8 +271,10 @@ class BoundedShape:
     def product(self, other: "BoundedShape", over: type[Monoid], where: Pattern) -> "BoundedShape":
         """Check a product's size and pattern, and count its merges in Python if the monoid has no closed form. Raises
         ShapeError for scores that do not fit the pattern."""
-        seen = where.relation
-        if where is not everyone and self.shape[1:] != ((space(seen.rows), space(seen.cols)) if seen else (T, T)):
+        seen, sizes = where.relation, self.shape[1:]
+        wanted = (space(seen.rows), space(seen.cols)) if seen else (T, T)
+        stands = all(isinstance(size, Space) for size in sizes) and (self.stands, other.stands) == wanted
+        if where is not everyone and sizes != wanted and not stands:
             raise ShapeError(f"product where {where}: scores are {self.shape}")
         inner = count_size(self.shape.cols)
         return self.of(self.shape.product(other.shape, over, where), 1 if over.closed else inner * merging(over, inner))

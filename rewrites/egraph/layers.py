@@ -11,7 +11,7 @@ from operator import matmul
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.relations import SLOTS
 from opmatrix.algebra.named_sizes import require_numbers
-from opmatrix.algebra.nodes import KINDS_IN_ORDER
+from opmatrix.algebra.nodes import BY_POSITION, KINDS_IN_ORDER
 from opmatrix.algebra.operators import I, given, join
 from opmatrix.algebra.positions.patterns import Pattern, everyone
 from opmatrix.algebra.shapes import LiveSize, Space, T, brief, find_spaces
@@ -26,7 +26,6 @@ from rewrites.laws import SHIPPED
 from rewrites.laws.flat import factors, flat
 from rewrites.laws.law import Law
 
-BY_POSITION = "rotate", "at_distances", "shift"  # kinds that read the positions of rows
 Model = Operator | Mapping[str, Operator]  # one output, or several by name; a run returns the first
 
 

@@ -8,8 +8,9 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.positions.patterns import Pattern
-from opmatrix.algebra.shapes import Space
+from opmatrix.algebra.nodes import BY_POSITION
+from opmatrix.algebra.positions.patterns import Pattern, everyone
+from opmatrix.algebra.shapes import Space, T
 from opmatrix.algebra.term import Operator, substitute
 from opmatrix.runtime.codegen.folded_term import fold_kernel_of
 from opmatrix.runtime.codegen.growing import find_region, row_kernel_of
@@ -176,7 +177,8 @@ class TermCalls:
         term = read.operator
         if not is_writable(term):
             return  # a user's own objects have no text
-        inside = {part: at for part, at in (self.buffers | self.equal).items() if at != read.cls}
+        placed = find_placed(term)
+        inside = {part: at for part, at in (self.buffers | self.equal).items() if at != read.cls and part not in placed}
         for used, kernel in self.list_readings(term, inside):
             if not inside.keys() >= {*used}:
                 continue  # caches are for their own kernels
@@ -256,6 +258,24 @@ def is_row_buffer(lowering: "Lowering", cls: int) -> bool:
         and str(rows) != str(C)
         and isinstance(columns, int)
     )
+
+
+def find_placed(term: Operator) -> set[Operator]:
+    """Return the values whose places a term reads, and that are no rows of tokens: in a buffer picked rows have lost
+    where they stood, so a step that reads it picks them itself."""
+    readers = [
+        node.children[:1] if node.kind.name == "compose" else node.children
+        for node in term.walk()
+        if (node.kind.name == "product" and reads_places(node.args[-1]))
+        or (node.kind.name == "compose" and node.children[1].kind.name in BY_POSITION)
+    ]
+    below = {part for children in readers for child in children for part in child.walk()}
+    return {part for part in below if part.out.rows is not T}
+
+
+def reads_places(where: object) -> bool:
+    """True for a pattern of the places of rows; one of a relation reads their numbers alone, which buffers have."""
+    return isinstance(where, Pattern) and where is not everyone and where.relation is None
 
 
 def find_values(term: Operator, inside: Mapping[Operator, int]) -> Iterator[Operator]:

@@ -76,6 +76,8 @@ def misses(
         if kind is None or not rivals or not method.error:
             continue
         rival = min(rivals, key=lambda rival: lowering.price(use, rival)[0])
+        if not lowering.price(use, rival)[0]:
+            continue  # a product of no rows takes no time in any format
         names = [called(data) for data in lowering.arrays(use.weight)]
         miss = NearMiss(
             kind,

@@ -106,6 +106,18 @@ def test_both_masks_count_where_sizes_are_equal(rng):
     np.testing.assert_allclose(sum.product(x, w, present=mask), x @ (w * mask))
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("over", [sum, mean, softmax])
+def test_what_is_not_seen_is_left_out_where_it_is_no_number(over, number, rng):
+    """A closed form multiplies by 0, and 0 times infinity is no number."""
+    x, w, seen = rng.normal(size=(2, 3, 4)), rng.normal(size=(2, 4, 2)), np.tri(3, 4, dtype=bool)
+    wanted = over.product_of_seen(x, w, seen)
+    w[1, 2, 0] = w[0, 3, 1] = number
+    found = over.product_of_seen(x, w, seen)
+    assert np.isfinite(found).all(-1).tolist() == [[True, True, True], [True, True, False]]
+    np.testing.assert_allclose(found[:, :2], wanted[:, :2])
+
+
 def test_a_monoid_of_the_test_runs_everywhere(rng, data, batch):
     x, W = rng.normal(size=(3, 5)), data("W", 5, 4)
     want = (x[:, :, None] + W.array).min(1)

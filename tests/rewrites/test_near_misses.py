@@ -65,6 +65,16 @@ def test_a_rival_errs_no_more(exact):
     assert sparse.rival == "dense"
 
 
+def test_a_product_of_no_rows_misses_none(exact):
+    """It takes no time in any format."""
+
+    class Free(Round):
+        def seconds(self, kernel, **sizes):
+            return 0.0
+
+    assert nearest(exact, {CSR: 0.05, LOW: 0.06}, Free()) == []
+
+
 def test_what_errs_more_than_allowed_is_second(exact):
     quick = Method("csr", (("density", 0.05),))
     [miss] = nearest(exact, {CSR: 0.05, quick: 0.2})

@@ -9,12 +9,14 @@ from searched import KINDS, RAGGED, model, relative, structure
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.monoids import max as largest
-from opmatrix.algebra.monoids import mean
+from opmatrix.algebra.monoids import mean, softmax
 from opmatrix.algebra.operators import (
+    at_distances,
     attention,
     const,
     gelu,
     given,
+    heads,
     pick,
     product,
     relation,
@@ -24,7 +26,7 @@ from opmatrix.algebra.operators import (
     weight,
 )
 from opmatrix.algebra.oracles import dense
-from opmatrix.algebra.positions.patterns import causal, sequence
+from opmatrix.algebra.positions.patterns import causal, sequence, window
 from opmatrix.algebra.term import formula
 from opmatrix.inference.pooling import MODES, Pooling
 from opmatrix.runtime.program import Program
@@ -224,6 +226,46 @@ def test_rows_of_another_space_are_picked(kind):
     made, emitter, found = program(term, kind, batch)
     assert made.space == "V" and relative(made.exact(batch, unrounded(found, emitter)), dense(term, batch)) < 1e-12
     assert relative(made.run(batch), dense(term, batch)) < 1e-5
+
+
+def picked_attention(queries, keys, where=sequence & causal, width=24):
+    """Attention over a model's rows, of which queries or keys are picked."""
+    Q = weight(np.random.default_rng(0).normal(size=(24, 24)) / 5)
+    split = formula(lambda x: x @ Q @ heads(24 // width))
+
+    def attend(x):
+        q, k = x if queries is None else x @ queries, x if keys is None else x @ keys
+        mixed = product((q @ split) @ (k @ split).T, k @ split, over=softmax, where=where)
+        return mixed @ heads(24 // width).T @ gelu
+
+    return formula(attend)
+
+
+PLACED = {
+    "queries": picked_attention(pick("last"), None),
+    "queries of heads": picked_attention(pick("first"), None, sequence, 8),
+    "keys": picked_attention(None, pick("first")),
+    "both": picked_attention(pick("last"), pick("first"), sequence & window(2)),
+    "rotated": pick("last") @ gelu @ rotary(15, 24) @ gelu,
+}
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_picked_rows_keep_their_positions(name):
+    """A buffer does not say where picked rows stood, so a step that reads their positions picks them itself."""
+    made, _, _ = program(ROWS_ONLY @ PLACED[name])
+    for batch in (RAGGED, Batch([[3, 4, 5], [6]])):
+        assert relative(made.run(batch), dense(ROWS_ONLY @ PLACED[name], batch)) < 1e-5
+
+
+def test_rows_are_not_picked_before_they_have_a_column_for_each_row():
+    """Columns by distance are of all tokens, whichever rows are picked behind."""
+    tables = at_distances(np.random.default_rng(0).normal(size=(1, 24, 5)))
+    assert tables.row_linear and tables.selective and not tables.row_wise and rotary(9, 24).row_wise
+    backwards = Batch([[3, 4, 5]], relations={"swapped": np.eye(3)[::-1]})
+    for rows, batch in ((pick("last"), RAGGED), (pick(relation("swapped", "T", "T")), backwards)):
+        term = formula(lambda x, rows=rows: product((x @ tables) @ gelu @ rows, x))
+        assert relative(program(ROWS_ONLY @ term, batch=batch)[0].run(batch), dense(ROWS_ONLY @ term, batch)) < 1e-5
 
 
 def test_what_no_kernel_computes_of_sequences_is_read():

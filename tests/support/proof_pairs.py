@@ -40,6 +40,7 @@ from rewrites.proofs import refute
 from rewrites.proofs.equations import prove
 
 DIGITS, CLOSE = 150, 1e-9  # of the judge; relative, what it takes for equal
+ROUNDED = 1e-13  # relative, the most by which float64 constants of equal terms are apart
 NUMBERS = 2.0, 0.5, -1.0, 3.0, 0.0, 0.1, 1e12, 1e-30, 1e30, 1e15, 7.25
 CANCELLED = (*NUMBERS, np.inf, -np.inf)
 SIZES = 3, 4, 5, size("n"), size("p")
@@ -415,13 +416,13 @@ def evaluate(term, x, batch):
     return term(start.of(start.value.shape, lambda *at: High(mpmath.mpf(float(start.value[at]))))).value
 
 
-def differ(one, other, x, batch):
+def differ(one, other, x, batch, close=CLOSE):
     """In how many of the entries that are finite on both sides these are not close."""
     both = np.broadcast_arrays(*(evaluate(term, x, batch) for term in (one, other)))
     with mpmath.workdps(DIGITS):
         pairs = [(u.value, v.value) for u, v in zip(*(each.flat for each in both), strict=True)]
         return sum(
-            abs(u - v) > CLOSE * max(abs(u), abs(v), mpmath.mpf("1e-100"))
+            abs(u - v) > close * max(abs(u), abs(v), mpmath.mpf("1e-100"))
             for u, v in pairs
             if mpmath.isfinite(u) and mpmath.isfinite(v)
         )
@@ -461,7 +462,7 @@ def judged(seed):
         wrong = "false proof" if apart else ""
     if proof.verdict == "refuted":  # by an entry, or by the shape where there is none
         place = *proof.at.sides, proof.at.x, proof.at.batch
-        certain = not each.equal and (not proof.at.entry or differ(*place) or lacks(*place))
+        certain = not each.equal and (not proof.at.entry or differ(*place, ROUNDED) or lacks(*place))
         wrong = "" if certain else "false refutation"
     return each.how, proof.verdict, wrong
 

@@ -453,7 +453,7 @@ class Rank(AskingRank):
         seen = None if where.name == "everyone" else self.seen(where, self.steps[step.args[0]])
         if partial is not None and not partial.over.plain():
             return carried(over, u, v, seen)
-        return np.asarray((over.closed or over.product)(u, v, seen), np.float64)
+        return np.asarray(over.product_of_seen(u, v, seen), np.float64)
 
     def seen(self, where: Pattern, scores: RankStep) -> Numeric:
         """Return which local columns of scores their rows see."""
