@@ -322,6 +322,36 @@ MeasuredSteps = Annotated[
     typer.Option("--calibrate", metavar="STEPS.csv", help="steps that you measured, which scale all predictions"),
 ]
 
+DevicePools = Annotated[
+    str | None,
+    typer.Option(
+        "--pools", metavar="PHASES", help="divide the devices between two phases: prefill,decode or rollout,train"
+    ),
+]
+ReplyTokens = Annotated[
+    int | None, typer.Option("--reply", metavar="N", help="of --pools: tokens of a sequence that are generated")
+]
+FirstTokenLimit = Annotated[
+    float | None, typer.Option("--ttft", metavar="SECONDS", help="of prefill: time to the first token, at most")
+]
+LaterTokenLimit = Annotated[
+    float | None, typer.Option("--tpot", metavar="SECONDS", help="of decode: time per output token, at most")
+]
+PoolLink = Annotated[
+    str | None,
+    typer.Option(
+        "--pool-link",
+        metavar="LEVEL|GB/S",
+        help="link between the pools: a level of the machine's, or gigabytes a second of a device",
+    ),
+]
+VariedSizes = Annotated[
+    str | None,
+    typer.Option("--vary", metavar="SIZES", help="plan other shapes of the model: heads, hidden, layers, experts"),
+]
+ParameterBudget = Annotated[
+    str | None, typer.Option("--parameters", metavar="N", help="of --vary: numbers of the model, such as 7e9 or 7e9±2%")
+]
 PlanTimeline = Annotated[
     Path | None,
     typer.Option(
