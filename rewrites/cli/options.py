@@ -513,6 +513,7 @@ EXAMPLES = {  # command -> lines that show it, each run by a test
         'opmatrix plan gpt2 --devices 16 --machine A100 --batch 32 --seq 512 --only "tp 2 pp 2" --against "tp 4"',
         'opmatrix plan gpt2 --devices 4 --machine A100 --batch 32 --only "pp 2 zero 1 recompute none" --constraints',
         "opmatrix plan gpt2 --devices 4 --machine A100 --batch 32 --seq 256:0.7,1024:0.3",
+        "opmatrix plan gpt2 --devices 4 --machine H100 --batch 8 --seq 512 --pools prefill,decode --reply 128",
     ],
     "partition": [
         "opmatrix partition gpt2 --tp 4 --sequence --batch 8 --tokens 512 --machine A100",

@@ -214,6 +214,17 @@ def answer_scale(
     return pools_text(planned), pools_json(planned), pools_csv(planned)
 
 
+def answer_shapes(
+    scale: PlanScaleOptions, question: PlanQuestion, keep: int, name: str
+) -> tuple[str, dict[str, object], str]:
+    """Return the plan of shapes as text, as figures and as CSV."""
+    from opmatrix.parallel.questions.model_shapes import plan_shapes, read_budget, shapes_csv, shapes_json, shapes_text
+
+    budget = None if scale.parameters is None else read_budget(scale.parameters)
+    planned = plan_shapes(question, scale.vary or "", budget, keep=keep, name=name)
+    return shapes_text(planned), shapes_json(planned), shapes_csv(planned)
+
+
 def write_rows(text: str, out: Path | None) -> None:
     """Write rows as CSV, if there is a place for them."""
     from formats.disk.files import replacing
