@@ -115,7 +115,7 @@ class PlanScaleOptions:
     tpot: options.LaterTokenLimit = None
     pool_link: options.PoolLink = None
     vary: options.VariedSizes = None
-    parameters: options.ParameterBudget = None
+    parameters: options.StatedBudget = None
 
 
 @dataclass(frozen=True)

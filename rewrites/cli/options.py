@@ -349,7 +349,7 @@ VariedSizes = Annotated[
     str | None,
     typer.Option("--vary", metavar="SIZES", help="plan other shapes of the model: heads, hidden, layers, experts"),
 ]
-ParameterBudget = Annotated[
+StatedBudget = Annotated[
     str | None, typer.Option("--parameters", metavar="N", help="of --vary: numbers of the model, such as 7e9 or 7e9±2%")
 ]
 PlanTimeline = Annotated[

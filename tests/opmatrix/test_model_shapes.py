@@ -7,7 +7,7 @@ from formats.core.errors import InputError
 from opmatrix.models import check, normalise_config, parameters
 from opmatrix.parallel.questions.fewest_devices import fastest_on
 from opmatrix.parallel.questions.model_shapes import (
-    LAYERS,
+    LAYER_COUNT,
     VARIED,
     ParameterBudget,
     least_seconds,
@@ -36,11 +36,11 @@ BERT = dict(
 LLAMA = MODEL | dict(num_hidden_layers=3, vocab_size=512)
 MIXTURE = LLAMA | dict(model_type="mixtral", num_local_experts=8, num_experts_per_tok=2)
 GPT2 = dict(model_type="gpt2", n_embd=128, n_head=8, n_layer=6, n_positions=128, vocab_size=256)
-KEYS = {"hidden": "hidden_size", "heads": "num_attention_heads", LAYERS: "num_hidden_layers"}
+KEYS = {"hidden": "hidden_size", "heads": "num_attention_heads", LAYER_COUNT: "num_hidden_layers"}
 
 
 @pytest.mark.parametrize("config", [LLAMA, MIXTURE, BERT, GPT2], ids=lambda config: config["model_type"])
-@pytest.mark.parametrize("name", [*VARIED, LAYERS])
+@pytest.mark.parametrize("name", [*VARIED, LAYER_COUNT])
 def test_shapes_are_legal_and_within_the_budget(config, name):
     """Each size alone, and with layers; the model itself is among them. All else stays as it was."""
     budget = ParameterBudget(parameters(config))
@@ -48,7 +48,7 @@ def test_shapes_are_legal_and_within_the_budget(config, name):
         with pytest.raises(InputError, match="--vary experts: the model has none"):
             shapes_within(config, [name], budget)
         return
-    for names in dict.fromkeys([(name,), (name, LAYERS)]):
+    for names in dict.fromkeys([(name,), (name, LAYER_COUNT)]):
         shapes = shapes_within(config, names, budget)
         assert config in [shape.config for shape in shapes]
         texts = [str(sorted(shape.config.items())) for shape in shapes]
@@ -61,7 +61,7 @@ def test_shapes_are_legal_and_within_the_budget(config, name):
             assert heads % keys == 0 and sizes["hidden_size"] % heads == 0
             for other in KEYS:
                 assert other in names or sizes[KEYS[other]] == usual[KEYS[other]]
-    assert len(shapes) > 1 or name == LAYERS
+    assert len(shapes) > 1 or name == LAYER_COUNT
 
 
 def test_the_fastest_shapes_are_found_in_spite_of_the_bound():
@@ -69,7 +69,7 @@ def test_the_fastest_shapes_are_found_in_spite_of_the_bound():
     question = AskedPlan(8, 512, infer=True).question(MIXTURE, 2, "H100")
     budget = ParameterBudget(parameters(MIXTURE), 0.04)
     alone = []
-    for shape in shapes_within(MIXTURE, ["experts", LAYERS], budget):
+    for shape in shapes_within(MIXTURE, ["experts", LAYER_COUNT], budget):
         asked = AskedPlan(8, 512, infer=True).question(shape.config, 2, "H100")
         choice = fastest_on(asked)
         assert least_seconds(asked)[0] <= choice.seconds

@@ -23,8 +23,8 @@ from opmatrix.parallel.search.strategy_search import PlanQuestion
 
 USUAL_TOLERANCE = 0.05  # of the budget
 BUDGET = re.compile(r"(?P<count>[\d.]+(?:e\d+)?)(?:(?:±|\+-)(?P<percent>[\d.]+)%)?", re.IGNORECASE)
-WIDER = 2  # hidden columns, and columns of a head, from 1/2 to 2 times those of the model
-MORE = 4  # heads, experts and layers, from 1/4 to 4 times those of the model
+WIDEST_TIMES = 2  # hidden columns, and columns of a head, from 1/2 to 2 times those of the model
+MOST_TIMES = 4  # heads, experts and layers, from 1/4 to 4 times those of the model
 HIDDEN_STEPS = 8  # steps of hidden columns in those of the model
 WHOLE_COLUMNS = 8  # numbers of a head's column that matrix units read at once
 HIDDEN_KEYS = "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"
@@ -77,7 +77,7 @@ def vary_hidden(config: Settings) -> Iterator[Settings]:
     sizes = normalise_config(config)
     hidden = sizes["hidden_size"]
     step = max(hidden // HIDDEN_STEPS, 1)
-    for columns in range(step * HIDDEN_STEPS // WIDER, WIDER * hidden + 1, step):
+    for columns in range(step * HIDDEN_STEPS // WIDEST_TIMES, WIDEST_TIMES * hidden + 1, step):
         varied = resize(config, "hidden_size", columns)
         for key in HIDDEN_KEYS:
             if isinstance(wide := sizes.get(key), int) and config.get(spelling(config, key)) is not None:
@@ -94,9 +94,13 @@ def vary_heads(config: Settings) -> Iterator[Settings]:
     usual = sizes.get("head_dim")
     of_model = usual or hidden // heads
     whole = WHOLE_COLUMNS if of_model % WHOLE_COLUMNS == 0 else 2
-    for count in near_counts(heads, MORE):
+    for count in near_counts(heads, MOST_TIMES):
         columns = usual or hidden / count
-        if columns % whole or not of_model <= WIDER * columns <= WIDER**2 * of_model or count * keys % heads:
+        if (
+            columns % whole
+            or not of_model <= WIDEST_TIMES * columns <= WIDEST_TIMES**2 * of_model
+            or count * keys % heads
+        ):
             continue
         varied = resize(config, "num_attention_heads", count)
         if config.get(spelling(config, "num_key_value_heads")) is not None:
@@ -110,7 +114,7 @@ def vary_experts(config: Settings) -> Iterator[Settings]:
     key = next((name for name in EXPERT_COUNTS if isinstance(config.get(name), int) and config[name]), None)
     if key is None:
         raise InputError("--vary experts: the model has none, or layers of different numbers")
-    for count in near_counts(config[key], MORE):
+    for count in near_counts(config[key], MOST_TIMES):
         yield {**config, key: count}
 
 
@@ -119,12 +123,12 @@ VARIED: Mapping[str, Callable[[Settings], Iterator[Settings]]] = {  # heads foll
     "heads": vary_heads,
     "experts": vary_experts,
 }
-LAYERS = "layers"  # as many as come nearest to the budget
+LAYER_COUNT = "layers"  # as many as come nearest to the budget
 
 
 def read_varied(text: str) -> list[str]:
     """Read the names of varied sizes. Raises InputError for an unknown one."""
-    known = [*VARIED, LAYERS]
+    known = [*VARIED, LAYER_COUNT]
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in known:
@@ -161,7 +165,7 @@ def shapes_within(config: Settings, varied: Iterable[str], budget: ParameterBudg
     shapes: dict[str, ModelShape] = {}
     for one in configs:
         try:
-            other = nearest_layers(one, budget) if LAYERS in names else one
+            other = nearest_layers(one, budget) if LAYER_COUNT in names else one
             shape = ModelShape(other, parameters(other))
         except InputError:
             continue
@@ -176,7 +180,7 @@ def nearest_layers(config: Settings, budget: ParameterBudget) -> Settings:
     layers = normalise_config(config)["num_hidden_layers"]
     here, more = (parameters(resize(config, "num_hidden_layers", count)) for count in (layers, layers + 1))
     nearest = round(layers + (budget.count - here) / (more - here))
-    return resize(config, "num_hidden_layers", min(max(nearest, -(-layers // MORE)), MORE * layers))
+    return resize(config, "num_hidden_layers", min(max(nearest, -(-layers // MOST_TIMES)), MOST_TIMES * layers))
 
 
 class PlannedShape(NamedTuple):
@@ -251,7 +255,7 @@ def plan_shapes(
     if not shapes:
         raise InputError(
             f"--parameters {budget.count:g}: no shape of {', '.join(varied)} is within {100 * budget.tolerance:g} % "
-            f"of them; the model has {parameters(config):.4g}: vary {LAYERS}, too, or give a wider tolerance"
+            f"of them; the model has {parameters(config):.4g}: vary {LAYER_COUNT}, too, or give a wider tolerance"
         )
     asked = [replace(question, config=shape.config) for shape in shapes]
     bounds = [least_seconds(one) for one in asked]

@@ -45,7 +45,7 @@ from opmatrix.parallel.search.length_mix import LengthMix, mix_predictions
 from opmatrix.parallel.search.tapes import TAPE_ROWS, CompiledTape, Tape, TracedColumn
 
 SIZE_NAMES = tuple(column.name for column in fields(SizeColumns))
-BATCH = "batch"  # sequences of a step, beside the sizes
+BATCH_COLUMN = "batch"  # sequences of a step, beside the sizes
 
 
 @dataclass(frozen=True)
@@ -219,15 +219,15 @@ class FormPrograms:
         """Return the distinct results, a row each, at sizes and a number of sequences."""
         values = np.empty((len(self.program.results), len(sizes)))
         columns = {name: getattr(sizes, name).astype(np.float64) for name in SIZE_NAMES}
-        self.program(columns | {BATCH: np.full(len(sizes), float(batch))}, values)
+        self.program(columns | {BATCH_COLUMN: np.full(len(sizes), float(batch))}, values)
         return values
 
 
 def compile_forms(question: PlanQuestion, forms: Sequence[StrategyForm]) -> FormPrograms:
     """Trace the formulas of each form once, and compile them: for any batch and number of devices."""
-    tape, results, values = Tape(*SIZE_NAMES, BATCH), dict[tuple[bool, float], int](), list[object]()
+    tape, results, values = Tape(*SIZE_NAMES, BATCH_COLUMN), dict[tuple[bool, float], int](), list[object]()
     columns: dict[str, Any] = {name: tape.columns[name] for name in SIZE_NAMES}
-    question = replace(question, batch=tape.columns[BATCH])  # type: ignore[arg-type]
+    question = replace(question, batch=tape.columns[BATCH_COLUMN])  # type: ignore[arg-type]
 
     def place(value: Any) -> int:
         """Return the index of a result among the distinct ones."""
