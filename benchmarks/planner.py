@@ -622,12 +622,11 @@ def timed(model, devices, machine, batch, seq, rounds):
 def furthest():
     """The largest relative difference of a thousand strategies' seconds and bytes from each alone."""
     from opmatrix.parallel.search.forms import FormMasks
-    from opmatrix.parallel.search.strategy_search import SIZE_NAMES, compile_forms
+    from opmatrix.parallel.search.strategy_search import compile_forms
 
     asked = question(*ASKED[0])
     sizes, programs = asked.sizes, compile_forms(asked, asked.forms)
-    values = np.empty((len(programs.program.results), len(sizes)))
-    programs.program({name: getattr(sizes, name).astype(float) for name in SIZE_NAMES}, values)
+    values = programs.values_at(sizes, asked.batch)
     legal, far = np.argwhere(FormMasks(asked.forms, asked.limits, asked.seq)(sizes)), 0.0
     for form, row in np.random.default_rng(0).permutation(legal)[:DRAWN]:
         alone = asked.predicted(asked.forms[form], sizes.row(row))

@@ -104,6 +104,21 @@ class PlanAskedOptions:
 
 
 @dataclass(frozen=True)
+class PlanScaleOptions:
+    """The options of `plan` that divide devices between two phases, or vary the shape of the model."""
+
+    HEADING: ClassVar[str] = "pools and shapes"
+
+    pools: options.DevicePools = None
+    reply: options.ReplyTokens = None
+    ttft: options.FirstTokenLimit = None
+    tpot: options.LaterTokenLimit = None
+    pool_link: options.PoolLink = None
+    vary: options.VariedSizes = None
+    parameters: options.StatedBudget = None
+
+
+@dataclass(frozen=True)
 class MeshOptions:
     """The ranks of a mesh by axis, and how each axis shards a model, as the records of axes declare it."""
 

@@ -322,6 +322,36 @@ MeasuredSteps = Annotated[
     typer.Option("--calibrate", metavar="STEPS.csv", help="steps that you measured, which scale all predictions"),
 ]
 
+DevicePools = Annotated[
+    str | None,
+    typer.Option(
+        "--pools", metavar="PHASES", help="divide the devices between two phases: prefill,decode or rollout,train"
+    ),
+]
+ReplyTokens = Annotated[
+    int | None, typer.Option("--reply", metavar="N", help="of --pools: tokens of a sequence that are generated")
+]
+FirstTokenLimit = Annotated[
+    float | None, typer.Option("--ttft", metavar="SECONDS", help="of prefill: time to the first token, at most")
+]
+LaterTokenLimit = Annotated[
+    float | None, typer.Option("--tpot", metavar="SECONDS", help="of decode: time per output token, at most")
+]
+PoolLink = Annotated[
+    str | None,
+    typer.Option(
+        "--pool-link",
+        metavar="LEVEL|GB/S",
+        help="link between the pools: a level of the machine's, or gigabytes a second of a device",
+    ),
+]
+VariedSizes = Annotated[
+    str | None,
+    typer.Option("--vary", metavar="SIZES", help="plan other shapes of the model: heads, hidden, layers, experts"),
+]
+StatedBudget = Annotated[
+    str | None, typer.Option("--parameters", metavar="N", help="of --vary: numbers of the model, such as 7e9 or 7e9±2%")
+]
 PlanTimeline = Annotated[
     Path | None,
     typer.Option(
@@ -483,6 +513,7 @@ EXAMPLES = {  # command -> lines that show it, each run by a test
         'opmatrix plan gpt2 --devices 16 --machine A100 --batch 32 --seq 512 --only "tp 2 pp 2" --against "tp 4"',
         'opmatrix plan gpt2 --devices 4 --machine A100 --batch 32 --only "pp 2 zero 1 recompute none" --constraints',
         "opmatrix plan gpt2 --devices 4 --machine A100 --batch 32 --seq 256:0.7,1024:0.3",
+        "opmatrix plan gpt2 --devices 4 --machine H100 --batch 8 --seq 512 --pools prefill,decode --reply 128",
     ],
     "partition": [
         "opmatrix partition gpt2 --tp 4 --sequence --batch 8 --tokens 512 --machine A100",

@@ -15,6 +15,7 @@ from rewrites.cli.option_groups import (
     MeshOptions,
     PlanAskedOptions,
     PlannedMeshOptions,
+    PlanScaleOptions,
     RunStepsOptions,
     StoredOptions,
     TrainedStepOptions,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from opmatrix.parallel.questions.constraints import PlanConstraints
     from opmatrix.parallel.questions.layouts import StatedLayout
     from opmatrix.parallel.search.plans import StrategyPlan
+    from opmatrix.parallel.search.strategy_search import PlanQuestion
     from opmatrix.parallel.settings.planned_layouts import PlannedSettings
 
 DRAWN_WEIGHTS = 2 * 10**8  # weights that each rank may draw, at most
@@ -44,6 +46,7 @@ def plan_model(
     devices: options.Devices,
     machine: options.PlannedMachine,
     wanted: PlanAskedOptions,
+    scale: PlanScaleOptions,
     batch: options.StepBatch = None,
     seq: options.SequenceTokens = None,
     memory: options.DeviceMemory = None,
@@ -61,7 +64,6 @@ def plan_model(
     part, and a reason why it loses to the first; for the first, sensitivities are printed. Times are predicted from
     data sheets and formulas; nothing is run. With `--machine local` ranks are timed, and the command line of
     `opmatrix launch` is printed."""
-    from formats.disk.files import replacing
     from opmatrix.display.progress import ProgressLine
     from opmatrix.display.timeline import check_timeline
     from opmatrix.parallel.launch.local_ranks import LOCAL, launch_line, local_plan
@@ -69,7 +71,7 @@ def plan_model(
     from opmatrix.parallel.search.explained import explain_choice
     from opmatrix.parallel.search.length_mix import read_lengths
     from opmatrix.parallel.search.plan_text import plan_csv, plan_json
-    from opmatrix.parallel.search.plans import plan
+    from opmatrix.parallel.search.plans import AskedPlan, plan
     from opmatrix.parallel.search.stage_times import best_cut, draw_step
     from opmatrix.parallel.settings.run_layout import RunLayout
     from rewrites.cli.partitions import name_of
@@ -91,7 +93,36 @@ def plan_model(
             {"--machine local": machine == LOCAL, "--explain": explain, "--timeline": timeline is not None}
         )
     if local:
-        check_not_local(wanted)
+        check_not_local(wanted, scale)
+    scaled = left_out(scale).items()
+    if any(value is not None for _, (value, _) in scaled):
+        check_scale(
+            scale, wanted, {"--infer": infer and scale.vary is None, "--explain": explain, "--timeline": timeline}
+        )
+        text, figures, table = answer_scale(
+            scale,
+            AskedPlan(
+                batch or devices,
+                lengths,
+                memory and memory * 1e9,
+                infer,
+                flash,
+                wanted.precision or "bf16",
+                None,
+                wanted.stack,
+                wanted.schedule,
+                wanted.max_tp,
+                wanted.no_ring,
+                wanted.headroom,
+                load_of(wanted),
+            ).question(config, devices, machine),
+            keep,
+            name_of(model),
+        )
+        say(text)
+        write_results(figures, results)
+        write_rows(table, rows)
+        return
     stated = planned_settings_of(wanted, config, devices)
     layouts, layout = read_layouts(wanted, stated), RunLayout() if stated is None else stated.layout
     asked = dict[str, Any](
@@ -140,9 +171,67 @@ def plan_model(
             f"{draw_step(first, timeline, f'{planned.name}: {first}', best_cut(first, planned.question.room))}"
         )
     write_results(plan_json(planned) | figures, results)
-    if rows is not None:
-        with replacing(rows) as out:
-            out.write(plan_csv(planned).encode())
+    write_rows(plan_csv(planned), rows)
+
+
+SCALED_ALONE = "only", "against", "calibrate", "fewest", "within", "constraints", "settings", "write_settings"
+
+
+def check_scale(scale: PlanScaleOptions, wanted: PlanAskedOptions, others: Mapping[str, object]) -> None:
+    """Raise InputError for options of pools or shapes that miss their first, and for those of a single plan beside
+    them."""
+    if scale.pools is not None and scale.vary is not None:
+        raise InputError(f"--pools {scale.pools}, --vary {scale.vary}: give one of them")
+    for first, names in (("pools", ("reply", "ttft", "tpot", "pool_link")), ("vary", ("parameters",))):
+        missing = getattr(scale, first) is None
+        for name in names:
+            if missing and (value := getattr(scale, name)) is not None:
+                raise InputError(f"--{name.replace('_', '-')} {value}: it belongs to --{first}: give both")
+    option = "--pools" if scale.vary is None else "--vary"
+    for name, value in (
+        *((f"--{name.replace('_', '-')}", getattr(wanted, name)) for name in SCALED_ALONE),
+        *others.items(),
+    ):
+        if value:
+            raise InputError(f"{name}: it is of a single plan, not of {option}")
+
+
+def answer_scale(
+    scale: PlanScaleOptions, question: PlanQuestion, keep: int, name: str
+) -> tuple[str, dict[str, object], str]:
+    """Return the plan of pools or of shapes as text, as figures and as CSV."""
+    if question.lengths is not None:
+        raise InputError("--seq: pools and shapes are of sequences of one length")
+    from opmatrix.parallel.questions.pool_splits import PoolLimits, plan_pools
+    from opmatrix.parallel.questions.pool_text import pools_csv, pools_json, pools_text
+
+    if scale.pools is None:
+        return answer_shapes(scale, question, keep, name)
+    if scale.reply is None:
+        raise InputError(f"--pools {scale.pools}: give --reply, the tokens of a sequence that are generated")
+    limits = PoolLimits(scale.reply, scale.ttft, scale.tpot, scale.pool_link)
+    planned = plan_pools(question, scale.pools, limits, keep=keep, name=name)
+    return pools_text(planned), pools_json(planned), pools_csv(planned)
+
+
+def answer_shapes(
+    scale: PlanScaleOptions, question: PlanQuestion, keep: int, name: str
+) -> tuple[str, dict[str, object], str]:
+    """Return the plan of shapes as text, as figures and as CSV."""
+    from opmatrix.parallel.questions.model_shapes import plan_shapes, read_budget, shapes_csv, shapes_json, shapes_text
+
+    budget = None if scale.parameters is None else read_budget(scale.parameters)
+    planned = plan_shapes(question, scale.vary or "", budget, keep=keep, name=name)
+    return shapes_text(planned), shapes_json(planned), shapes_csv(planned)
+
+
+def write_rows(text: str, out: Path | None) -> None:
+    """Write rows as CSV, if there is a place for them."""
+    from formats.disk.files import replacing
+
+    if out is not None:
+        with replacing(out) as file:
+            file.write(text.encode())
 
 
 def read_layouts(wanted: PlanAskedOptions, stated: PlannedSettings | None) -> dict[str, StatedLayout]:
@@ -225,9 +314,9 @@ def check_one_length(asked: Mapping[str, bool]) -> None:
             raise InputError(f"{option}: it is of sequences of one length: give --seq one number of tokens")
 
 
-def check_not_local(wanted: PlanAskedOptions) -> None:
+def check_not_local(*groups: PlanAskedOptions | PlanScaleOptions) -> None:
     """Raise InputError for an option that does not belong to processes of this machine."""
-    for option, (value, usual) in left_out(wanted).items():
+    for option, (value, usual) in (pair for group in groups for pair in left_out(group).items()):
         if value != usual:
             raise InputError(f"{option} {value}: it belongs to machines of data sheets, not to --machine local")
 

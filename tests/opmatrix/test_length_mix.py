@@ -12,7 +12,7 @@ from opmatrix.parallel.questions.fewest_devices import fastest_on
 from opmatrix.parallel.questions.layouts import find_layout, read_layout
 from opmatrix.parallel.search.length_mix import mix_lengths, read_lengths
 from opmatrix.parallel.search.plan_text import plan_json
-from opmatrix.parallel.search.strategy_search import SIZE_NAMES, PlanQuestion, compile_forms
+from opmatrix.parallel.search.strategy_search import PlanQuestion, compile_forms
 
 MODEL = dict(
     model_type="llama",
@@ -39,8 +39,7 @@ def test_columns_are_the_mean_of_each_length():
     """Time is the mean of what each length takes alone, part by part; memory is the most that any takes."""
     sizes = MIXED.sizes
     programs = compile_forms(MIXED, MIXED.forms)
-    values = np.empty((len(programs.program.results), len(sizes)))
-    programs.program({name: getattr(sizes, name).astype(float) for name in SIZE_NAMES}, values)
+    values = programs.values_at(sizes, MIXED.batch)
     for row in np.random.default_rng(5).permutation(len(sizes))[:12]:
         for form in range(0, len(MIXED.forms), 3):
             each = {tokens: alone(tokens).predicted(MIXED.forms[form], sizes.row(row)) for tokens in SHARES}

@@ -28,7 +28,7 @@ from opmatrix.parallel.search.forms import FormMasks
 from opmatrix.parallel.search.plan_text import plan_json
 from opmatrix.parallel.search.stage_times import even_cut, even_stages, run_stages
 from opmatrix.parallel.search.step_factors import StepFactors, scale_question
-from opmatrix.parallel.search.strategy_search import SIZE_NAMES, compile_forms
+from opmatrix.parallel.search.strategy_search import compile_forms
 from opmatrix.parallel.settings.planned_layouts import layout_of, planned_settings
 from opmatrix.parallel.settings.run_layout import RunFacts
 
@@ -61,8 +61,7 @@ def test_a_stack_has_only_what_it_runs(name):
     choices = dict(choices=question.choices, batch=question.batch)
     masks = FormMasks(question.forms, question.limits, question.seq, **choices)(question.sizes)
     programs = compile_forms(question, question.forms)
-    values = np.empty((len(programs.program.results), len(question.sizes)))
-    programs.program({name: getattr(question.sizes, name).astype(float) for name in SIZE_NAMES}, values)
+    values = programs.values_at(question.sizes, question.batch)
     drawn = np.random.default_rng(3).permutation(np.argwhere(masks))[:60]
     for form, row in drawn:
         alone = question.predicted(question.forms[form], question.sizes.row(row))

@@ -24,7 +24,7 @@ from opmatrix.parallel.search.named_collectives import named_collectives
 from opmatrix.parallel.search.plan_text import plan_csv, plan_json, stages_text
 from opmatrix.parallel.search.plans import PlanChoice
 from opmatrix.parallel.search.stage_times import StageCut, best_cut, draw_step, run_stages
-from opmatrix.parallel.search.strategy_search import SIZE_NAMES, compile_forms
+from opmatrix.parallel.search.strategy_search import compile_forms
 from opmatrix.parallel.search.tapes import CompiledTape, Tape
 from opmatrix.parallel.train.requested_steps import TrainPlan
 from opmatrix.runtime.pricing import datasheet
@@ -42,8 +42,7 @@ def test_columns_are_what_one_is_predicted(found):
     forms = question.forms
     programs = compile_forms(question, forms)
     legal = FormMasks(forms, question.limits, question.seq)(sizes)
-    values = np.empty((len(programs.program.results), len(sizes)))
-    programs.program({name: getattr(sizes, name).astype(float) for name in SIZE_NAMES}, values)
+    values = programs.values_at(sizes, question.batch)
     rng = np.random.default_rng(1)
     drawn = rng.permutation(np.argwhere(legal))[:150]
     for form, row in drawn:

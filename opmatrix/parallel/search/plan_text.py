@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from formats.core.errors import InputError
@@ -308,7 +308,12 @@ def by_part(parts: Mapping[str, object]) -> dict[str, float]:
 
 def plan_csv(plan: StrategyPlan) -> str:
     """Return the strategies as CSV, a row each."""
-    rows, out = [choice_row(plan, choice) for choice in plan.best], io.StringIO()
+    return rows_csv([choice_row(plan, choice) for choice in plan.best])
+
+
+def rows_csv(rows: Sequence[Mapping[str, object]]) -> str:
+    """Write rows of the same columns as CSV."""
+    out = io.StringIO()
     writer = csv.DictWriter(out, [*rows[0]], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)

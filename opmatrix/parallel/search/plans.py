@@ -234,6 +234,51 @@ def model_operations(work: ModelWork, batch: int, seq: int, forward: bool = Fals
     )
 
 
+@dataclass(frozen=True)
+class AskedPlan:
+    """The inputs of a plan as `plan` takes them, beside the model, the devices and the machine."""
+
+    batch: int
+    seq: int | Mapping[int, float] | None = None
+    memory: float | None = None
+    infer: bool = False
+    flash: bool = True
+    precision: str = "bf16"
+    constants: Constants | None = None
+    stack: str | None = None
+    schedule: str | None = None
+    max_tp: int | None = None
+    no_ring: bool = False
+    headroom: float = 0
+    load: float | None = None
+
+    def question(self, config: Settings, devices: int, machine: str | Datasheet) -> PlanQuestion:
+        """Return the inputs, checked. Raises InputError for a model or machine that cannot be planned."""
+        sheet = read_machine(machine) if isinstance(machine, str) else machine
+        if devices > 1:
+            check_linked(sheet)
+        tokens, lengths = check_lengths(config, self.seq)
+        check_plan_precision(self.precision, sheet)
+        return PlanQuestion(
+            config,
+            sheet,
+            devices,
+            self.batch,
+            tokens,
+            (self.memory or sheet.memory[-1][1]) * (1 - check_headroom(self.headroom)),
+            self.flash,
+            self.precision,
+            self.constants,
+            self.infer,
+            None if self.stack is None else stack_named(self.stack),
+            check_schedule(self.schedule, self.stack),
+            self.max_tp,
+            no_ring=self.no_ring,
+            load=check_load(self.load, config),
+            lengths=lengths,
+        )
+
+
 def plan(
     model: str | Settings,
     devices: int,
@@ -269,29 +314,10 @@ def plan(
     the busiest expert rank relative to the mean, 1.2 by default. Nothing is run. Raises InputError for a model or
     machine that cannot be planned, and where no strategy fits the memory."""
     config = known.configuration(model) if isinstance(model, str) else model
-    sheet = read_machine(machine) if isinstance(machine, str) else machine
-    if devices > 1:
-        check_linked(sheet)
-    tokens, lengths = check_lengths(config, seq)
-    check_plan_precision(precision, sheet)
-    question = PlanQuestion(
-        config,
-        sheet,
-        devices,
-        batch,
-        tokens,
-        (memory or sheet.memory[-1][1]) * (1 - check_headroom(headroom)),
-        flash,
-        precision,
-        constants,
-        infer,
-        None if stack is None else stack_named(stack),
-        check_schedule(schedule),
-        max_tp,
-        no_ring=no_ring,
-        load=check_load(load, config),
-        lengths=lengths,
+    asked = AskedPlan(
+        batch, seq, memory, infer, flash, precision, constants, stack, schedule, max_tp, no_ring, headroom, load
     )
+    question = asked.question(config, devices, machine)
     learned = None if calibrate is None else calibrate_question(question, calibrate)
     question = question if learned is None else learned.question
     strategies = search_strategies(question, heard)
@@ -335,11 +361,15 @@ def check_load(load: float | None, config: Settings) -> float:
     raise InputError(f"--load {load:g}: rows of the busiest expert rank over the mean: from 1 to {MOST_LOAD:g}")
 
 
-def check_schedule(schedule: str | None) -> str | None:
-    """Return a schedule by name. Raises InputError for an unknown one."""
-    if schedule is None or schedule in SCHEDULES:
-        return schedule
-    raise InputError(f"--schedule {schedule}: {suggest_name(schedule, SCHEDULES)}there are {', '.join(SCHEDULES)}")
+def check_schedule(schedule: str | None, stack: str | None = None) -> str | None:
+    """Return a schedule by name. Raises InputError for an unknown one, and for one that the stack does not run."""
+    if schedule is None:
+        return None
+    if schedule not in SCHEDULES:
+        raise InputError(f"--schedule {schedule}: {suggest_name(schedule, SCHEDULES)}there are {', '.join(SCHEDULES)}")
+    if stack is not None and schedule not in (has := stack_named(stack).schedules):
+        raise InputError(f"--schedule {schedule}: --stack {stack} does not run it: it has {', '.join(has)}")
+    return schedule
 
 
 def read_machine(name: str) -> Datasheet:

@@ -39,12 +39,13 @@ from opmatrix.parallel.search.forms import (
     forms_in_blocks,
     forms_scheduled,
 )
-from opmatrix.parallel.search.inference import predict_forward
+from opmatrix.parallel.search.inference import INFERENCE_PHASES, InferencePhase
 from opmatrix.parallel.search.legal_sizes import SizeColumns, check_counts, legal_sizes, limits_of
 from opmatrix.parallel.search.length_mix import LengthMix, mix_predictions
 from opmatrix.parallel.search.tapes import TAPE_ROWS, CompiledTape, Tape, TracedColumn
 
 SIZE_NAMES = tuple(column.name for column in fields(SizeColumns))
+BATCH_COLUMN = "batch"  # sequences of a step, beside the sizes
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class PlanQuestion:
     flash: bool = True  # scores of attention are never stored
     precision: str = "bf16"
     constants: Constants | None = None
-    infer: bool = False  # a forward pass alone
+    infer: bool = False  # a phase of inference, by default a forward pass alone
     stack: SoftwareStack | None = None  # strategies are those that it runs, with its habits
     schedule: str | None = None  # the only pipeline schedule
     max_tp: int | None = None  # tensor ranks, at most
@@ -71,6 +72,8 @@ class PlanQuestion:
     lifted: tuple[str, ...] = ()  # sizes of the model that any ranks are taken to divide
     lengths: LengthMix | None = None  # of sequences, where there are several
     any_form: bool = False  # also choices by name that the stack lacks, with its habits
+    phase: InferencePhase = "prefill"  # of inference
+    reply: int = 0  # tokens of a sequence that are generated, of all its tokens
 
     @property
     def local(self) -> bool:
@@ -193,7 +196,9 @@ class PlanQuestion:
         setting = Setting(
             self.work(form), machine, self.strategy(form, sizes), batch, seq, constants or load_constants(), passes
         )
-        return predict_forward(setting, self.limits.head) if self.infer else predict_step(setting)
+        if self.infer:
+            return INFERENCE_PHASES[self.phase](setting, self.limits.head, self.reply)
+        return predict_step(setting)
 
 
 def without_ring(contexts: Sequence[str]) -> tuple[str, ...]:
@@ -210,10 +215,19 @@ class FormPrograms:
     times: NDArray[np.intp]  # for each form the index of its time
     peaks: NDArray[np.intp]  # for each form the index of its peak
 
+    def values_at(self, sizes: SizeColumns, batch: int) -> NDArray[np.float64]:
+        """Return the distinct results, a row each, at sizes and a number of sequences."""
+        values = np.empty((len(self.program.results), len(sizes)))
+        columns = {name: getattr(sizes, name).astype(np.float64) for name in SIZE_NAMES}
+        self.program(columns | {BATCH_COLUMN: np.full(len(sizes), float(batch))}, values)
+        return values
+
 
 def compile_forms(question: PlanQuestion, forms: Sequence[StrategyForm]) -> FormPrograms:
-    """Trace the formulas of each form once, and compile them."""
-    tape, results, values = Tape(*SIZE_NAMES), dict[tuple[bool, float], int](), list[object]()
+    """Trace the formulas of each form once, and compile them: for any batch and number of devices."""
+    tape, results, values = Tape(*SIZE_NAMES, BATCH_COLUMN), dict[tuple[bool, float], int](), list[object]()
+    columns: dict[str, Any] = {name: tape.columns[name] for name in SIZE_NAMES}
+    question = replace(question, batch=tape.columns[BATCH_COLUMN])  # type: ignore[arg-type]
 
     def place(value: Any) -> int:
         """Return the index of a result among the distinct ones."""
@@ -225,7 +239,7 @@ def compile_forms(question: PlanQuestion, forms: Sequence[StrategyForm]) -> Form
 
     times, peaks, passes = [], [], dict[tuple[object, ...], PartSeconds]()
     for form in forms:
-        prediction = question.predicted(form, tape.columns, passes)
+        prediction = question.predicted(form, columns, passes)
         times.append(place(prediction.step_seconds))
         peaks.append(place(prediction.driver))
     return FormPrograms(forms, CompiledTape(tape, values), np.array(times), np.array(peaks))
@@ -283,8 +297,7 @@ def predict_columns(
     least = (forms[0], 0, np.inf)
     for block in sizes.blocks(TAPE_ROWS):
         rows = slice(done, done + len(block))
-        values = np.empty((len(programs.program.results), len(block)))
-        programs.program({name: getattr(block, name).astype(np.float64) for name in SIZE_NAMES}, values)
+        values = programs.values_at(block, question.batch)
         legal = masks(block)
         held = np.where(legal, values[programs.peaks], np.inf)
         fits = held <= question.room
