@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import reduce
 
 from opmatrix.parallel.cost.layer_work import LayerWork
 from opmatrix.parallel.cost.memory_parts import whole_bytes
 from opmatrix.parallel.cost.prediction import Prediction
-from opmatrix.parallel.cost.quantities import Quantity, add_all, least, step_at
+from opmatrix.parallel.cost.quantities import Quantity, add_all, least, most, step_at
 from opmatrix.parallel.cost.step_parts import (
     PartSeconds,
     Setting,
@@ -46,16 +47,15 @@ def cache_bytes(setting: Setting, width: int) -> Quantity:
     strategy, model = setting.strategy, setting.model
     numbers = model.latent or 2 * width * model.key_heads / least(strategy.tp, model.key_heads)
     rows = setting.batch / strategy.dp * setting.seq / strategy.token_ranks
-    return setting.number * numbers * model.count / strategy.pp * rows
+    return setting.number * numbers * (model.count - model.tower) / strategy.pp * rows
 
 
 def predict_forward(setting: Setting, width: int) -> Prediction:
     """Predict the time and memory of a forward pass of a batch."""
-    body = setting.model.layers[0][0]
     memory: Mapping[str, Quantity] = {
         "weights": setting.number * stage_parameters(setting),
         "caches": cache_bytes(setting, width),
-        "working": whole_bytes(setting, body),
+        "working": reduce(most, (whole_bytes(setting, work) for work in setting.model.kinds)),
     }
     return Prediction(setting, forward_parts(setting), memory)
 
@@ -69,7 +69,7 @@ def next_token_seconds(setting: Setting, width: int) -> float:
         passes=None,
         strategy=replace(strategy, micro_batch=setting.batch / strategy.dp),
     )
-    layers = [(setting.model.first, 1), *setting.model.layers, (setting.model.last, 1)]
+    layers = [(setting.model.first, 1), *setting.model.decoding, (setting.model.last, 1)]
     passes = add_all(count * sum_parts(known_pass(one, work, "forward")) for work, count in layers)
     sent = (strategy.pp - 1) * sum_parts(send_parts(one)) / 2
     return float(passes + sent + strategy.pp * cache_bytes(setting, width) / setting.bandwidth)
