@@ -8,8 +8,8 @@ from opmatrix.algebra.monoids import softmax
 from opmatrix.algebra.operators import I, attention, cols, heads, product, weight
 from opmatrix.algebra.positions.patterns import Pattern, causal, sequence
 from opmatrix.algebra.term import Operator, Value, formula
-from opmatrix.models import normalise_config
-from opmatrix.models.config import Settings, dimension, layers, settings
+from opmatrix.models import check, normalise_config
+from opmatrix.models.config import Settings, dimension, layers, refuse_names, settings
 from opmatrix.models.encoders.t5 import T5Parts
 from opmatrix.models.encoders.towers import (
     AUDIO_KEYS,
@@ -59,6 +59,7 @@ def beside_source(n: int, mixed: Callable[[Value, Value], Value]) -> Operator:
 
 def t5_halves(config: Settings) -> EncoderDecoder:
     """Build T5's halves. Tables of biases by distance are left out: a number for each head and each of 32 distances."""
+    check(config)
     sizes = normalise_config(config)
     parts, n, h = T5Parts(sizes, promise), sizes["hidden_size"], sizes["num_attention_heads"]
 
@@ -97,6 +98,7 @@ def t5_halves(config: Settings) -> EncoderDecoder:
 def whisper_halves(config: Settings) -> EncoderDecoder:
     """Build Whisper's halves: an encoder of frames, and a decoder of tokens with a table of positions. Keys have no
     bias."""
+    refuse_names(config, WHISPER_KEYS)
     sizes = settings(config, WHISPER_KEYS)
     n, h, frames = sizes["hidden_size"], sizes["decoder_attention_heads"], sizes["max_source_positions"]
     f = sizes["decoder_ffn_dim"]

@@ -14,7 +14,7 @@ from opmatrix.algebra.operators import ACTIVATIONS, I, attention, given, heads, 
 from opmatrix.algebra.positions.patterns import sequence
 from opmatrix.algebra.shapes import LiveSize
 from opmatrix.algebra.term import Operator
-from opmatrix.models.config import Key, Settings, dimension, layers, settings, whole, wrong
+from opmatrix.models.config import Key, Settings, dimension, layers, refuse_names, settings, whole, wrong
 from opmatrix.models.encoders.parts import EncoderParts
 
 GELU = ACTIVATIONS["gelu"]
@@ -207,6 +207,7 @@ def read_tower(config: Settings, width: int) -> Tower:
     if not isinstance(described, Mapping):
         raise InputError(f"config: {family.described!r} is missing: {config['model_type']} has a tower: describe it")
     try:
+        refuse_names(described, family.keys)
         return family.build(settings(described, family.keys), width)
     except InputError as error:
         raise InputError(f"{family.described}: {error}") from None

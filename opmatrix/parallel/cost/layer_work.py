@@ -278,12 +278,13 @@ def read_model(config: str, context: str, sequence: bool, dropout: float) -> Mod
     if not places:
         raise InputError("planner: the model has no layer with attention")
     lo, hi = places[0], places[-1] + 1
+    behind = [works[at] for at in range(lo) for _ in range(chunks[at].count - 1)]  # such as a norm at both ends
     sizes = normalise_config(settings)
     heads = sizes["num_attention_heads"]
     work = ModelWork(
         add_layers(works[:lo]),
         tuple((works[at], chunks[at].count) for at in places),
-        add_layers(works[hi:]),
+        add_layers([*behind, *works[hi:]]),
         heads,
         sizes.get("num_key_value_heads") or heads,
         shares_table(chunks[:lo], chunks[hi:]),

@@ -65,11 +65,14 @@ def next_token_seconds(setting: Setting, width: int) -> float:
     are read."""
     strategy = setting.strategy
     one = setting._replace(
+        model=setting.model._replace(source=0),  # a tower has run
         seq=strategy.token_ranks,  # a token is on one context rank
         passes=None,
         strategy=replace(strategy, micro_batch=setting.batch / strategy.dp),
     )
-    layers = [(setting.model.first, 1), *setting.model.decoding, (setting.model.last, 1)]
+    model = one.model
+    before = () if model.tower else ((model.first, 1),)
+    layers = [*before, *model.decoding, (model.last, 1)]
     passes = add_all(count * sum_parts(known_pass(one, work, "forward")) for work, count in layers)
     sent = (strategy.pp - 1) * sum_parts(send_parts(one)) / 2
     return float(passes + sent + strategy.pp * cache_bytes(setting, width) / setting.bandwidth)
