@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from opmatrix.display.progress import unheard
 from opmatrix.models import known
 from opmatrix.models.config import Settings
 from opmatrix.models.encoders.encoder_decoders import has_halves
-from opmatrix.models.encoders.towers import decoder_settings
+from opmatrix.models.encoders.towers import decoder_settings, has_tower
 from opmatrix.parallel.axes.known_axes import PLANNED_AXES, PRINTED
 from opmatrix.parallel.cost.constants import Constants
 from opmatrix.parallel.cost.expert_work import count_experts
@@ -276,6 +277,10 @@ def plan(
     sheet = read_machine(machine) if isinstance(machine, str) else machine
     if devices > 1:
         check_linked(sheet)
+    if sheet.processors < inf and (has_halves(config) or has_tower(config)):
+        raise InputError(
+            f"--machine {sheet.name}: no ranks here run {config['model_type']}, which is two stacks of layers"
+        )
     if infer and has_halves(config):
         raise InputError(
             f"--infer: {config['model_type']} attends to keys of its encoder, which only training plans have"
