@@ -1,6 +1,7 @@
 """Plans of decoders behind towers, and of encoders with a decoder: parameters as published, operations by hand, stages
 of unlike layers, memory and time of both, and what is refused."""
 
+import re
 from copy import deepcopy
 from math import gcd
 
@@ -19,6 +20,7 @@ from opmatrix.parallel.cost.prediction import predict
 from opmatrix.parallel.cost.source_rows import SOURCE_ROWS, with_source
 from opmatrix.parallel.cost.step_costs import training_step
 from opmatrix.parallel.cost.strategies import Strategy
+from opmatrix.parallel.questions.layouts import find_layout, layout_lines, read_layout
 from opmatrix.parallel.search.forms import FormMasks, StrategyForm
 from opmatrix.parallel.search.inference import next_token_seconds
 from opmatrix.parallel.search.legal_sizes import limits_of
@@ -208,6 +210,19 @@ def test_stages_have_the_memory_of_their_layers(question):
     assert run.ran.peaks[0] == pytest.approx(tower + 3 * sum(held[:24]))
     assert held[:24] == [kept_bytes(setting, works[0])] * 24 and run.ran.peaks[0] < run.ran.peaks[1] / 2
     assert run.allocated == max(run.ran.peaks)
+
+
+def test_a_layout_is_judged_with_an_even_cut_and_the_fastest(question):
+    """A layout of two stacks is printed with both, each with its time and memory."""
+    plan = om.plan(question.config, 16, "A100", batch=64, seq=2048, keep=1, max_tp=1, schedule="1f1b")
+    layout = read_layout("pp 4 virtual 1 recompute none", "--only")
+    text = layout_lines(plan, layout, find_layout(plan.question, layout))
+    cuts = re.findall(r"with stages of (.*): ([\d.]+) s a step, ([\d.]+) GB: it fits", text)
+    layers = [
+        [int(n) * int(times or 1) for n, times in re.findall(r"(\d+) layers(?: x (\d))?", cut)] for cut, *_ in cuts
+    ]
+    assert [sum(each) for each in layers] == [56, 56] and layers[1][0] > 24 > layers[0][0]
+    assert float(cuts[1][1]) < 0.9 * float(cuts[0][1])
 
 
 @pytest.mark.parametrize("name, seq", [("llava-1.5-7b", 2048), ("t5-3b", 114), ("whisper-large-v2", 448)])

@@ -239,7 +239,18 @@ def of_source(work: LayerWork, share: float) -> LayerWork:
         """Rename the rows of formulas by name."""
         return {name: rename_rows(formula, share) for name, formula in formulas.items()}
 
-    products = (replace(product, **renamed(formulas_of(product))) for product in work.products)
+    products = (
+        replace(
+            product,
+            rows=rename_rows(product.rows, share),
+            inner=rename_rows(product.inner, share),
+            cols=rename_rows(product.cols, share),
+            batch=rename_rows(product.batch, share),
+            numbers=rename_rows(product.numbers, share),
+            scores=rename_rows(product.scores, share),
+        )
+        for product in work.products
+    )
     crossings = (replace(crossing, whole=rename_rows(crossing.whole, share)) for crossing in work.crossings)
     return replace(
         work,
@@ -249,11 +260,6 @@ def of_source(work: LayerWork, share: float) -> LayerWork:
         masks=renamed(work.masks),
         out=rename_rows(work.out, share),
     )
-
-
-def formulas_of(product: ProductWork) -> dict[str, Formula]:
-    """Return the formulas of a product, by name."""
-    return {name: value for name, value in vars(product).items() if isinstance(value, Formula)}
 
 
 def layers_differ(config: Settings) -> bool:
