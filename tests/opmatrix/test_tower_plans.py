@@ -25,7 +25,7 @@ from opmatrix.parallel.search.forms import FormMasks, StrategyForm
 from opmatrix.parallel.search.inference import next_token_seconds
 from opmatrix.parallel.search.legal_sizes import limits_of
 from opmatrix.parallel.search.plan_text import plan_text
-from opmatrix.parallel.search.plans import PlanChoice, model_operations
+from opmatrix.parallel.search.plans import PlanChoice, StrategyPlan, model_operations
 from opmatrix.parallel.search.stage_times import StageCut, best_cut, layer_bytes, layer_seconds, run_stages
 from opmatrix.parallel.search.strategy_search import SIZE_NAMES, PlanQuestion, compile_forms
 from opmatrix.parallel.sharding.mesh import Mesh
@@ -214,9 +214,9 @@ def test_stages_have_the_memory_of_their_layers(question):
 
 def test_a_layout_is_judged_with_an_even_cut_and_the_fastest(question):
     """A layout of two stacks is printed with both, each with its time and memory."""
-    plan = om.plan(question.config, 16, "A100", batch=64, seq=2048, keep=1, max_tp=1, schedule="1f1b")
-    layout = read_layout("pp 4 virtual 1 recompute none", "--only")
-    text = layout_lines(plan, layout, find_layout(plan.question, layout))
+    plan = StrategyPlan("llava", question, None, (choice_of(question, dp=16),))
+    layout = read_layout("dp 4 tp 1 cp 1 pp 4 virtual 1 recompute none zero 1 1f1b", "--only")
+    text = layout_lines(plan, layout, find_layout(question, layout))
     cuts = re.findall(r"with stages of (.*): ([\d.]+) s a step, ([\d.]+) GB: it fits", text)
     layers = [
         [int(n) * int(times or 1) for n, times in re.findall(r"(\d+) layers(?: x (\d))?", cut)] for cut, *_ in cuts
