@@ -13,11 +13,11 @@ from opmatrix.models.config import Settings, dimension, layers, refuse_names, se
 from opmatrix.models.encoders.t5 import T5Parts
 from opmatrix.models.encoders.towers import (
     AUDIO_KEYS,
-    GELU,
-    PARTS,
+    TOWER_GELU,
+    TOWER_PARTS,
     Tower,
     audio_stem,
-    promise,
+    promise_array,
     table_of_positions,
     tower_layer,
 )
@@ -61,7 +61,7 @@ def t5_halves(config: Settings) -> EncoderDecoder:
     """Build T5's halves. Tables of biases by distance are left out: a number for each head and each of 32 distances."""
     check(config)
     sizes = normalise_config(config)
-    parts, n, h = T5Parts(sizes, promise), sizes["hidden_size"], sizes["num_attention_heads"]
+    parts, n, h = T5Parts(sizes, promise_array), sizes["hidden_size"], sizes["num_attention_heads"]
 
     def attend(name: str, x: Value, where: Pattern, source: Value | None = None) -> Value:
         """Attend from normed rows to a source, or to the same rows, and add what comes out."""
@@ -76,7 +76,7 @@ def t5_halves(config: Settings) -> EncoderDecoder:
         """Attend to tokens before, then to the source, then put rows through the unit."""
         return attend("cross", attend("self", y, sequence & causal), sequence, source) @ unit
 
-    table = promise("table", sizes["vocab_size"], n)
+    table = promise_array("table", sizes["vocab_size"], n)
     encoder = Tower(
         weight(table),
         formula(lambda x: attend("encoder", x, sequence)) @ unit,
@@ -88,7 +88,7 @@ def t5_halves(config: Settings) -> EncoderDecoder:
         ids=True,
     )
     count = sizes["num_decoder_layers"] or sizes["num_hidden_layers"]
-    head = weight(promise("head", sizes["vocab_size"], n).T)
+    head = weight(promise_array("head", sizes["vocab_size"], n).T)
     decoder = DecoderHalf(
         None, beside_source(n, decoded), parts.norm("last") @ head, count, h, n, sizes["tie_word_embeddings"]
     )
@@ -105,34 +105,38 @@ def whisper_halves(config: Settings) -> EncoderDecoder:
 
     def into_heads(name: str) -> Operator:
         """Build a product into the columns of heads, and split these."""
-        return PARTS.linear_if(not name.endswith("k"), name, n, n) @ heads(h)
+        return TOWER_PARTS.linear_if(not name.endswith("k"), name, n, n) @ heads(h)
 
-    Q, K, V = (PARTS.linear_if(part != "k", f"self.{part}", n, n) for part in "qkv")
-    own = I + PARTS.norm("self.norm", n) @ attention(Q, K, V, h, sequence & causal) @ PARTS.linear("self.o", n, n)
-    unit = I + PARTS.norm("unit.norm", n) @ PARTS.linear("up", n, f) @ GELU @ PARTS.linear("down", f, n)
+    Q, K, V = (TOWER_PARTS.linear_if(part != "k", f"self.{part}", n, n) for part in "qkv")
+    own = I + TOWER_PARTS.norm("self.norm", n) @ attention(Q, K, V, h, sequence & causal) @ TOWER_PARTS.linear(
+        "self.o", n, n
+    )
+    unit = I + TOWER_PARTS.norm("unit.norm", n) @ TOWER_PARTS.linear("up", n, f) @ TOWER_GELU @ TOWER_PARTS.linear(
+        "down", f, n
+    )
 
     def decoded(y: Value, source: Value) -> Value:
         """Attend to tokens before, then to frames, then put rows through the perceptron."""
         y = y @ own
-        q = y @ PARTS.norm("cross.norm", n) @ into_heads("cross.q")
+        q = y @ TOWER_PARTS.norm("cross.norm", n) @ into_heads("cross.q")
         k, v = (source @ into_heads(f"cross.{part}") for part in "kv")
         seen = product(q @ k.T * q.cols**-0.5, v, over=softmax, where=sequence) @ heads(h).T
-        return (y + seen @ PARTS.linear("cross.o", n, n)) @ unit
+        return (y + seen @ TOWER_PARTS.linear("cross.o", n, n)) @ unit
 
     encoder = Tower(
         audio_stem(sizes),
         tower_layer(sizes, key_bias=False),
-        PARTS.norm("post", n),
+        TOWER_PARTS.norm("post", n),
         sizes["num_hidden_layers"],
         sizes["num_attention_heads"],
         frames,
         frames,
     )
-    table = promise("table", sizes["vocab_size"], n)
+    table = promise_array("table", sizes["vocab_size"], n)
     decoder = DecoderHalf(
         weight(table) + table_of_positions(sizes["max_target_positions"], n),
         beside_source(n, decoded),
-        PARTS.norm("last", n) @ weight(table.T),
+        TOWER_PARTS.norm("last", n) @ weight(table.T),
         sizes["decoder_layers"],
         h,
         n,
@@ -141,14 +145,14 @@ def whisper_halves(config: Settings) -> EncoderDecoder:
     return EncoderDecoder(encoder, decoder)
 
 
-HALVES: dict[str, Callable[[Settings], EncoderDecoder]] = {"t5": t5_halves, "whisper": whisper_halves}
+ENCODER_DECODERS: dict[str, Callable[[Settings], EncoderDecoder]] = {"t5": t5_halves, "whisper": whisper_halves}
 
 
 def has_halves(config: Settings) -> bool:
     """True if a config is of an encoder and a decoder that attends to it."""
-    return config.get("model_type") in HALVES
+    return config.get("model_type") in ENCODER_DECODERS
 
 
 def read_halves(config: Settings) -> EncoderDecoder:
     """Build both halves of a config. Raises InputError as `settings` does."""
-    return HALVES[config["model_type"]](config)
+    return ENCODER_DECODERS[config["model_type"]](config)

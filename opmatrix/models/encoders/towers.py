@@ -17,15 +17,15 @@ from opmatrix.algebra.term import Operator
 from opmatrix.models.config import Key, Settings, dimension, layers, refuse_names, settings, whole, wrong
 from opmatrix.models.encoders.parts import EncoderParts
 
-GELU = ACTIVATIONS["gelu"]
-EPS = 1e-5
-WINDOW = 3  # neighbours that a convolution over frames meets
+TOWER_GELU = ACTIVATIONS["gelu"]
+TOWER_EPS = 1e-5
+NEAR_FRAMES = 3  # neighbours that a convolution over frames meets
 POOLED_FRAMES = 2  # frames of Qwen2-Audio that become one row of the decoder
-SIZES = dict(
+TOWER_SIZES = dict(
     hidden_size=dimension(), intermediate_size=dimension(), num_attention_heads=dimension(), num_hidden_layers=layers(1)
 )
 PICTURES = dict(image_size=dimension(), patch_size=dimension())
-CLIP_KEYS = dict(**SIZES, **PICTURES, num_channels=dimension(3))
+CLIP_KEYS = dict(**TOWER_SIZES, **PICTURES, num_channels=dimension(3))
 QWEN_KEYS = dict(
     hidden_size=dimension().under("embed_dim"),
     mlp_ratio=whole(1, 64, 4),
@@ -60,12 +60,12 @@ class Tower(NamedTuple):
     ids: bool = False  # its input is ids of tokens
 
 
-def promise(name: str, *shape: LiveSize) -> Data:
+def promise_array(name: str, *shape: LiveSize) -> Data:
     """Promise an array of a tower."""
     return Promised(f"tower.{name}", shape)
 
 
-PARTS = EncoderParts(promise, EPS)
+TOWER_PARTS = EncoderParts(promise_array, TOWER_EPS)
 
 
 def tower_layer(sizes: Settings, key_bias: bool = True) -> Operator:
@@ -73,10 +73,10 @@ def tower_layer(sizes: Settings, key_bias: bool = True) -> Operator:
     n, f, h = sizes["hidden_size"], sizes["intermediate_size"], sizes["num_attention_heads"]
     if n % h:
         raise wrong("attention heads", h, f"a divisor of the {n} columns")
-    Q, K, V = (PARTS.linear_if(key_bias or part != "k", part, n, n) for part in "qkv")
-    F = attention(Q, K, V, h, sequence) @ PARTS.linear("o", n, n)
-    G = PARTS.linear("up", n, f) @ GELU @ PARTS.linear("down", f, n)
-    return (I + PARTS.norm("norm_1", n) @ F) @ (I + PARTS.norm("norm_2", n) @ G)
+    Q, K, V = (TOWER_PARTS.linear_if(key_bias or part != "k", part, n, n) for part in "qkv")
+    F = attention(Q, K, V, h, sequence) @ TOWER_PARTS.linear("o", n, n)
+    G = TOWER_PARTS.linear("up", n, f) @ TOWER_GELU @ TOWER_PARTS.linear("down", f, n)
+    return (I + TOWER_PARTS.norm("norm_1", n) @ F) @ (I + TOWER_PARTS.norm("norm_2", n) @ G)
 
 
 def grid_side(sizes: Settings) -> int:
@@ -89,7 +89,7 @@ def grid_side(sizes: Settings) -> int:
 
 def table_of_positions(rows: int, n: int) -> Operator:
     """Build a table of positions, which adds a row of its own to each."""
-    return given("positions", rows) @ weight(promise("positions", rows, n))
+    return given("positions", rows) @ weight(promise_array("positions", rows, n))
 
 
 def clip_tower(sizes: Settings, width: int) -> Tower:
@@ -97,15 +97,15 @@ def clip_tower(sizes: Settings, width: int) -> Tower:
     embedding. The decoder takes the rows of patches, through a perceptron."""
     n, patches = sizes["hidden_size"], grid_side(sizes) ** 2
     inputs = sizes["num_channels"] * sizes["patch_size"] ** 2 + 1
-    first = weight(promise("patches", inputs, n)) + table_of_positions(patches + 1, n)
+    first = weight(promise_array("patches", inputs, n)) + table_of_positions(patches + 1, n)
     last = [
-        PARTS.norm("post", n),
-        PARTS.linear("projector_1", n, width),
-        GELU,
-        PARTS.linear("projector_2", width, width),
+        TOWER_PARTS.norm("post", n),
+        TOWER_PARTS.linear("projector_1", n, width),
+        TOWER_GELU,
+        TOWER_PARTS.linear("projector_2", width, width),
     ]
     return Tower(
-        first @ PARTS.norm("pre", n),
+        first @ TOWER_PARTS.norm("pre", n),
         tower_layer(sizes),
         reduce(matmul, last),
         sizes["num_hidden_layers"],
@@ -122,11 +122,11 @@ def qwen_tower(sizes: Settings, width: int) -> Tower:
         raise wrong("image_size", sizes["image_size"], f"{merged} patches, or a multiple, to a side")
     inputs = sizes["num_channels"] * sizes["temporal_patch_size"] * sizes["patch_size"] ** 2
     several, m = merged**2, merged**2 * n
-    normed = heads(several) @ PARTS.norm("merged", n) @ heads(several).T
+    normed = heads(several) @ TOWER_PARTS.norm("merged", n) @ heads(several).T
     return Tower(
-        weight(promise("patches", inputs, n)),
+        weight(promise_array("patches", inputs, n)),
         tower_layer({**sizes, "intermediate_size": sizes["mlp_ratio"] * n}),
-        normed @ PARTS.linear("merger_1", m, m) @ GELU @ PARTS.linear("merger_2", m, width),
+        normed @ TOWER_PARTS.linear("merger_1", m, m) @ TOWER_GELU @ TOWER_PARTS.linear("merger_2", m, width),
         sizes["num_hidden_layers"],
         sizes["num_attention_heads"],
         side**2,
@@ -139,8 +139,10 @@ def audio_stem(sizes: Settings) -> Operator:
     convolution of three frames each, the second, of every other row, of these three. Neighbours compute shared windows
     twice, which is a thousandth of a tower's work."""
     n, mel = sizes["hidden_size"], sizes["num_mel_bins"]
-    near = heads(WINDOW) @ PARTS.linear("conv_1", WINDOW * mel, n) @ GELU @ heads(WINDOW).T
-    return near @ PARTS.linear("conv_2", WINDOW * n, n) @ GELU + table_of_positions(sizes["max_source_positions"], n)
+    near = heads(NEAR_FRAMES) @ TOWER_PARTS.linear("conv_1", NEAR_FRAMES * mel, n) @ TOWER_GELU @ heads(NEAR_FRAMES).T
+    return near @ TOWER_PARTS.linear("conv_2", NEAR_FRAMES * n, n) @ TOWER_GELU + table_of_positions(
+        sizes["max_source_positions"], n
+    )
 
 
 def audio_tower(sizes: Settings, width: int) -> Tower:
@@ -149,7 +151,7 @@ def audio_tower(sizes: Settings, width: int) -> Tower:
     return Tower(
         audio_stem(sizes),
         tower_layer(sizes, key_bias=False),
-        PARTS.norm("post", n) @ PARTS.linear("projector", n, width),
+        TOWER_PARTS.norm("post", n) @ TOWER_PARTS.linear("projector", n, width),
         sizes["num_hidden_layers"],
         sizes["num_attention_heads"],
         frames,
@@ -172,7 +174,7 @@ TOWERS = {  # families by the config's model_type
     "qwen2_vl": TowerFamily("vision_config", QWEN_KEYS, qwen_tower, "qwen2"),
     "qwen2_audio": TowerFamily("audio_config", AUDIO_KEYS, audio_tower, "qwen2"),
 }
-TEXT = "text_config"
+DECODER_OBJECT = "text_config"
 
 
 def has_tower(config: Settings) -> bool:
@@ -193,9 +195,9 @@ def decoder_settings(config: Settings) -> Settings:
     if not has_tower(config):
         return config
     family = TOWERS[config["model_type"]]
-    text = config.get(TEXT, {key: value for key, value in config.items() if key != family.described})
+    text = config.get(DECODER_OBJECT, {key: value for key, value in config.items() if key != family.described})
     if not isinstance(text, Mapping):
-        raise wrong(TEXT, text, "an object: the config of the decoder")
+        raise wrong(DECODER_OBJECT, text, "an object: the config of the decoder")
     return {**text, "model_type": family.decoder}
 
 

@@ -37,7 +37,7 @@ from opmatrix.parallel.cost.expert_work import (
     row_routing,
 )
 from opmatrix.parallel.cost.quantities import Formula, Powers, multiply
-from opmatrix.parallel.cost.source_rows import SOURCE_ROWS, TOKENS, rename_rows, with_source
+from opmatrix.parallel.cost.source_rows import DECODER_ROWS, SOURCE_ROWS, rename_rows, with_source
 from opmatrix.parallel.cost.step_costs import BackwardBooked, Chunk, training_step
 from opmatrix.parallel.sharding.axis_states import even
 from opmatrix.parallel.sharding.cost_formulas import add_up
@@ -50,7 +50,7 @@ LAYERS_READ, UNEVEN = 3, ("first_k_dense_replace", "decoder_sparse_step", "mlp_o
 RANKS = {axis.name: size(axis.letter) for axis in PLANNED_AXES if axis.letter}  # in formulas
 COPIES = [RANKS[name] for name in COPYING_AXES]  # ranks that share sequences, then those that share tokens
 NO_SIZE = Formula(())
-ROW_SIZES = TOKENS, SOURCE_ROWS  # rows of a sequence: tokens, and what a tower has of it
+ROW_SIZES = DECODER_ROWS, SOURCE_ROWS  # rows of a sequence: tokens, and what a tower has of it
 WHOLE_READ = 8  # numbers of two bytes that a matrix unit reads at once
 
 

@@ -14,14 +14,14 @@ from opmatrix.parallel.cost.quantities import Formula
 from opmatrix.parallel.cost.step_costs import BackwardBooked
 from opmatrix.parallel.sharding.redistribute import RankStep
 
-TOKENS, SOURCE_ROWS = "s", "u"  # sizes in formulas: tokens of the decoder, rows of the source
+DECODER_ROWS, SOURCE_ROWS = "s", "u"  # sizes in formulas: tokens of the decoder, rows of the source
 
 
 class RowSpaces(NamedTuple):
     """The sizes that the rows and columns of a value count, where these are rows of a sequence."""
 
-    rows: str = TOKENS
-    cols: str = TOKENS
+    rows: str = DECODER_ROWS
+    cols: str = DECODER_ROWS
 
     def sized(self, dims: Dims) -> Dims:
         """Return dimensions with rows of the source where they were read for tokens."""
@@ -30,7 +30,7 @@ class RowSpaces(NamedTuple):
 
 def sized(count: LiveSize, name: str) -> LiveSize:
     """Return a count with tokens replaced by rows of another name."""
-    renamed: LiveSize = expression(count).xreplace({size(TOKENS): size(name)}) if name != TOKENS else count
+    renamed: LiveSize = expression(count).xreplace({size(DECODER_ROWS): size(name)}) if name != DECODER_ROWS else count
     return renamed
 
 
@@ -42,8 +42,8 @@ def rename_rows(formula: Formula, share: float = 1) -> Formula:
     terms = []
     for count, powers in formula.terms:
         named = dict(powers)
-        renamed = {SOURCE_ROWS if name == TOKENS else name: power for name, power in named.items()}
-        terms.append((count * share ** named.get(TOKENS, 0), tuple(sorted(renamed.items()))))
+        renamed = {SOURCE_ROWS if name == DECODER_ROWS else name: power for name, power in named.items()}
+        terms.append((count * share ** named.get(DECODER_ROWS, 0), tuple(sorted(renamed.items()))))
     return Formula(tuple(sorted(terms, key=lambda term: term[1])))
 
 

@@ -25,7 +25,7 @@ from opmatrix.parallel.cost.quantities import (
     soft_most,
     step_at,
 )
-from opmatrix.parallel.cost.source_rows import SOURCE_ROWS, TOKENS
+from opmatrix.parallel.cost.source_rows import DECODER_ROWS, SOURCE_ROWS
 from opmatrix.parallel.cost.strategies import BALANCED_PLACES, BLOCK_AGAIN, Strategy
 from opmatrix.parallel.schedules.closed_forms import rounds
 from opmatrix.parallel.schedules.named import SCHEDULES
@@ -61,7 +61,7 @@ class Setting(NamedTuple):
         axes."""
         strategy = self.strategy
         ranks = {axis.letter: getattr(strategy, axis.name) for axis in PLANNED_AXES if axis.letter}
-        return {"b": strategy.micro_batch, TOKENS: self.seq, SOURCE_ROWS: self.model.source, **ranks}
+        return {"b": strategy.micro_batch, DECODER_ROWS: self.seq, SOURCE_ROWS: self.model.source, **ranks}
 
     @property
     def number(self) -> float:

@@ -23,7 +23,7 @@ from opmatrix.parallel.cost.expert_work import count_experts
 from opmatrix.parallel.cost.intervals import UNKNOWN_STACK, StepInterval, bytes_of, find_interval, kind_of
 from opmatrix.parallel.cost.layer_work import ModelWork
 from opmatrix.parallel.cost.prediction import Prediction, check_linked
-from opmatrix.parallel.cost.source_rows import SOURCE_ROWS, TOKENS
+from opmatrix.parallel.cost.source_rows import DECODER_ROWS, SOURCE_ROWS
 from opmatrix.parallel.cost.stacks import stack_named
 from opmatrix.parallel.schedules.named import SCHEDULES, USUAL_SCHEDULE
 from opmatrix.parallel.search.forms import StrategyForm
@@ -226,7 +226,12 @@ CHANGES: Mapping[str, Callable[[Datasheet, float], Datasheet]] = {
 def model_operations(work: ModelWork, batch: int, seq: int, forward: bool = False, flash: bool = False) -> float:
     """Return the operations of a batch forward and backward, or forward alone, of a model that one device has whole.
     Recomputation does not count, nor do scores that `flash` attention leaves out."""
-    sizes = {"b": 1, TOKENS: seq, SOURCE_ROWS: work.source, **{axis.letter: 1 for axis in PLANNED_AXES if axis.letter}}
+    sizes = {
+        "b": 1,
+        DECODER_ROWS: seq,
+        SOURCE_ROWS: work.source,
+        **{axis.letter: 1 for axis in PLANNED_AXES if axis.letter},
+    }
     layers = [(work.first, 1), *work.layers, (work.last, 1)]
     return batch * sum(
         count
