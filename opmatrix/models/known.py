@@ -17,13 +17,15 @@ FILE = Path(__file__).with_suffix(".json")
 class KnownModel(NamedTuple):
     """A published model: the source of its sizes, its number of parameters in the words of the publication, the parts
     of it that are outside of the operator, and the configuration that its family takes. `activated`: the published
-    number of parameters that a token reads, where these are fewer."""
+    number of parameters that a token reads, where these are fewer. `planned_only`: plans of devices take it, and no
+    operator is the whole model."""
 
     source: str
     published: str
     outside: str
     config: Settings
     activated: str = ""
+    planned_only: bool = False
 
 
 @cache
@@ -32,9 +34,10 @@ def load_known() -> dict[str, KnownModel]:
     return {name: KnownModel(**fields) for name, fields in json.loads(FILE.read_text("utf-8")).items()}
 
 
-def names() -> tuple[str, ...]:
-    """Return the names of the models, families together, the smaller ones first."""
-    return tuple(load_known())
+def names(planned_only: bool = False) -> tuple[str, ...]:
+    """Return the names of the models, families together, the smaller ones first; or those of models that only plans
+    take: decoders behind a tower, and encoders with a decoder."""
+    return tuple(name for name, model in load_known().items() if model.planned_only == planned_only)
 
 
 def is_known(name: str) -> bool:
@@ -47,8 +50,8 @@ def find_known(name: str) -> KnownModel:
     if is_known(name):
         return load_known()[name.lower()]
     raise InputError(
-        f"{name}: there is no well-known model of this name; {suggest_name(name.lower(), names())}there are "
-        f"{', '.join(names())}; for any other, give its config.json"
+        f"{name}: there is no well-known model of this name; {suggest_name(name.lower(), load_known())}there are "
+        f"{', '.join(load_known())}; for any other, give its config.json"
     )
 
 

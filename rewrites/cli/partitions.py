@@ -1,6 +1,6 @@
 """The work of the command `partition`: a model on a mesh, printed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from opmatrix.algebra.term import Operator
 from opmatrix.files.checkpoint import open_model
 from opmatrix.models import name_sizes, promised
 from opmatrix.models.config import Settings
+from opmatrix.models.decoders.next_tokens import NEXT_TOKEN_MODULES, next_token_module
 from opmatrix.parallel.cost.overview import Overview
 from opmatrix.parallel.cost.step_costs import training_step
 from opmatrix.parallel.cost.step_overview import StepOverview
@@ -19,7 +20,7 @@ from opmatrix.parallel.cost.step_time import STATES, TrainedPipeline
 from opmatrix.parallel.cost.timed_step import RECOMPUTED, cut_batch, mesh_of_chunks
 from opmatrix.parallel.launch.dtensor import placements_text
 from opmatrix.parallel.launch.workflow import workflow_of
-from opmatrix.parallel.schedules.named import ChunkedSchedule, pipeline_kind
+from opmatrix.parallel.schedules.named import USUAL_SCHEDULE, ChunkedSchedule, pipeline_kind
 from opmatrix.parallel.sharding.factor_chain import chain, layers
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.partition import WAYS, Partition, partition
@@ -31,6 +32,7 @@ from rewrites.explain.derivations.partitioned import derivation_of
 from rewrites.search.planned import configured, weightless
 
 FORMS = "table", "latex", "python", "derivation", "placements", "workflow"
+MODULE_FORMS = "table", "latex", "python", "derivation"  # that are printed of modules behind a model, too
 VALUES = "bf16", "float16", "float32"
 
 
@@ -138,8 +140,39 @@ def told(model: str, mesh: Mesh, symbolic: bool, scores: bool, ask: PartitionWis
         mesh = mesh_of_chunks(mesh, ask.train.kind, len(layers(chain(live))))
         if ask.sequences is not None:
             ask = replace(ask, sequences=cut_batch(ask.sequences, ask.train.micro_batches))
-    plan, exact = planned_partitions(live, plain, mesh, name_of(model), ask)
-    at = sizes | {name: count for name, count in (("b", ask.sequences), ("s", ask.tokens)) if count is not None}
+    shown = [shown_partition(live, plain, sizes, mesh, name_of(model), ask)]
+    if ask.form in MODULE_FORMS:
+        shown += shown_modules(model, symbolic, sizes, mesh, ask)
+    return "\n\n".join(shown)
+
+
+def shown_modules(
+    model: str, symbolic: bool, sizes: Mapping[str, int], mesh: Mesh, ask: PartitionWish
+) -> Iterator[str]:
+    """Yield the formulas of a module that predicts a token further, where a MODEL has such modules. They stand behind
+    its last stage, on that stage's ranks, and are alike."""
+    config = config_of(model)
+    if config is None or not (count := config.get(NEXT_TOKEN_MODULES)):
+        return
+    module = next_token_module(config)
+    live = next_token_module(name_sizes(config)) if symbolic else module
+    name = f"{name_of(model)}, behind its last stage: {count} x a module that predicts a token further"
+    train = None if ask.train is None else replace(ask.train, kind=pipeline_kind(USUAL_SCHEDULE.name), timeline=None)
+    yield shown_partition(live, module, sizes, mesh.flat, name, replace(ask, stages=None, train=train), tokens=False)
+
+
+def shown_partition(
+    live: Operator,
+    plain: Operator | None,
+    sizes: Mapping[str, int],
+    mesh: Mesh,
+    name: str,
+    ask: PartitionWish,
+    tokens: bool = True,
+) -> str:
+    """Return the formulas of an operator on a mesh in the form that is asked for. `tokens`: it reads ids of tokens."""
+    plan, exact = planned_partitions(live, plain, mesh, name, ask, tokens)
+    at = {**sizes} | {name: count for name, count in (("b", ask.sequences), ("s", ask.tokens)) if count is not None}
     view = Overview(plan, ask.number, ask.storage, ask.training, exact, at, ask.sheet, ask.crossing)
     if ask.train is not None:
         return f"{view.text()}\n\n{told_training(plan, exact, ask, ask.train)}"
@@ -155,14 +188,14 @@ def told(model: str, mesh: Mesh, symbolic: bool, scores: bool, ask: PartitionWis
 
 
 def planned_partitions(
-    live: Operator, plain: Operator | None, mesh: Mesh, name: str, ask: PartitionWish
+    live: Operator, plain: Operator | None, mesh: Mesh, name: str, ask: PartitionWish, tokens: bool = True
 ) -> tuple[Partition, Partition | None]:
     """Return a partition whose formulas have the sizes of the batch as symbols, and one at numbers for all sizes, where
     they are given. Where a pattern needs numbers, they are in the formulas, too."""
 
     def split(model: Operator, sizes: BatchSizes) -> Partition:
         """Partition the model for these sizes on the requested mesh."""
-        return partition(model, mesh, sizes, name=name, stages=ask.stages, cuts=ask.cuts)
+        return partition(model, mesh, sizes, tokens=tokens, name=name, stages=ask.stages, cuts=ask.cuts)
 
     if ask.sequences is None or ask.tokens is None:
         return split(live, BatchSizes()), None

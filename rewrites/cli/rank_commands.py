@@ -248,10 +248,16 @@ def planned_settings_of(wanted: PlanAskedOptions, config: Settings, devices: int
     read, and without a stack."""
     if wanted.settings is None and wanted.write_settings is None:
         return None
+    from opmatrix.models.encoders.encoder_decoders import has_halves
+    from opmatrix.models.encoders.towers import has_tower
     from opmatrix.parallel.search.legal_sizes import limits_of
     from opmatrix.parallel.settings.planned_layouts import planned_settings
     from opmatrix.parallel.settings.run_layout import RunFacts
 
+    if has_tower(config) or has_halves(config):
+        raise InputError(
+            f"--settings: a stack's settings are of a decoder alone, and {config['model_type']} is two stacks"
+        )
     return planned_settings(wanted.stack, wanted.settings, RunFacts(limits_of(config).layers, devices))
 
 

@@ -16,6 +16,8 @@ from opmatrix.display.tables import megabytes
 from opmatrix.files.checkpoint import Config
 from opmatrix.models import check, known, normalise_config, promised
 from opmatrix.models.config import Settings
+from opmatrix.models.encoders.encoder_decoders import has_halves, read_halves
+from opmatrix.models.encoders.towers import decoder_settings
 from opmatrix.runtime.weightless import Planned
 from rewrites.laws import EXACT_LAWS
 from rewrites.lowering.price import TimeModel
@@ -98,5 +100,8 @@ def configured(config: Mapping[str, object] | str | Path) -> Settings:
         raise InputError(f"{config}: it is not a configuration, but a JSON {type(read).__name__}")
     settings = Config(Path(config), read)
     with settings.named():
-        normalise_config(settings)
+        if has_halves(settings):
+            read_halves(settings)
+        else:
+            normalise_config(decoder_settings(settings))
     return settings

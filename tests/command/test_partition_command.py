@@ -20,6 +20,7 @@ def said(tmp_path, monkeypatch, capsys):
         layers=CONFIG | dict(n_layer="l"),
     ).items():
         (tmp_path / f"{name}.json").write_text(json.dumps(config))
+    (tmp_path / "further.json").write_text(json.dumps(LLAMA | dict(num_nextn_predict_layers=2)))
     (tmp_path / "damaged.json").write_text('{"model_type": "gpt2", ')
     (tmp_path / "list.json").write_text("[1]")
     for name in ("directory", "empty"):
@@ -173,6 +174,35 @@ def test_what_the_host_stores_is_fetched(said):
     assert status == 0 and "copies 2 (data) × dp 2 (zero3)" in out and re.search(r"^state +0$", out, re.M)
     for name in ("state of the host", "fetch over host"):
         assert re.search(rf"^{name} +{numbers}\b", out, re.M)
+
+
+def module_numbers(ranks):
+    """Numbers of a module behind LLAMA on a tensor rank: attention and a gated unit are shared; the product that joins
+    rows, four norms and the table of rotations are whole."""
+    n, f, heads, keys, positions = (
+        LLAMA[key]
+        for key in (
+            "hidden_size",
+            "intermediate_size",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "max_position_embeddings",
+        )
+    )
+    shared = 2 * n * n + 2 * n * (n * keys // heads) + 3 * n * f
+    return shared // ranks + 2 * n * n + 4 * n + positions * (n // heads)
+
+
+@pytest.mark.parametrize("options", ["--dp 2", "--pp 2", "--tp 2", "--pp 2 --train --micro-batches 2"])
+def test_modules_behind_the_last_stage_are_partitioned(said, options):
+    """A module has no stages of its own, and what stands before it is as without it."""
+    status, out, errors = said(f"further.json {options}")
+    assert status == 0, errors
+    before, name, behind = out.partition("further, behind its last stage: 2 x a module that predicts a token further")
+    ranks = 2 if "--tp" in options else 1
+    assert name and before == said(f"llama.json {options}")[1].replace("llama", "further").rstrip("\n") + "\n\n"
+    assert int(re.search(r"^state +(\d+)", behind, re.M)[1]) == 2 * module_numbers(ranks)
+    assert "stage 2" not in behind and ("a step of training" in behind) == ("--train" in options)
 
 
 def test_python_and_latex(said):

@@ -12,6 +12,7 @@ import sympy
 from opmatrix.algebra.batch.mixtures import contracts
 from opmatrix.algebra.shapes import LiveSize
 from opmatrix.models.config import Settings
+from opmatrix.models.encoders.towers import decoder_settings
 from opmatrix.parallel.cost.quantities import Quantity, least, most
 from opmatrix.parallel.cost.step_costs import BackwardBooked
 from opmatrix.parallel.sharding.redistribute import RankStep
@@ -61,6 +62,7 @@ class ProductSides(NamedTuple):
 
 def count_experts(config: Settings) -> int:
     """Return the experts of a layer, 0 where there are none. Where layers differ it is the fewest."""
+    config = decoder_settings(config)
     experts = next((config[key] for key in EXPERT_COUNTS if config.get(key)), 0)
     return int(min(experts) if isinstance(experts, list | tuple) else experts)
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from math import gcd
 from typing import Literal, NamedTuple, TypeAlias
 
 from formats.core.errors import InputError
@@ -21,6 +22,8 @@ from opmatrix.algebra.term import Operator
 from opmatrix.models import normalise_config, promised, spelling
 from opmatrix.models.config import Settings
 from opmatrix.models.decoders.next_tokens import NEXT_TOKEN_MODULES, next_token_module
+from opmatrix.models.encoders.encoder_decoders import DecoderHalf, has_halves, read_halves
+from opmatrix.models.encoders.towers import Tower, decoder_settings, has_tower, read_tower
 from opmatrix.models.rope import with_few_positions
 from opmatrix.parallel.axes.axis_strategy import meet
 from opmatrix.parallel.axes.known_axes import COPYING_AXES, PLANNED_AXES, farthest_first, mesh_choices, strategy_named
@@ -34,6 +37,7 @@ from opmatrix.parallel.cost.expert_work import (
     row_routing,
 )
 from opmatrix.parallel.cost.quantities import Formula, Powers, multiply
+from opmatrix.parallel.cost.source_rows import DECODER_ROWS, SOURCE_ROWS, rename_rows, with_source
 from opmatrix.parallel.cost.step_costs import BackwardBooked, Chunk, training_step
 from opmatrix.parallel.sharding.axis_states import even
 from opmatrix.parallel.sharding.cost_formulas import add_up
@@ -46,6 +50,7 @@ LAYERS_READ, UNEVEN = 3, ("first_k_dense_replace", "decoder_sparse_step", "mlp_o
 RANKS = {axis.name: size(axis.letter) for axis in PLANNED_AXES if axis.letter}  # in formulas
 COPIES = [RANKS[name] for name in COPYING_AXES]  # ranks that share sequences, then those that share tokens
 NO_SIZE = Formula(())
+ROW_SIZES = DECODER_ROWS, SOURCE_ROWS  # rows of a sequence: tokens, and what a tower has of it
 WHOLE_READ = 8  # numbers of two bytes that a matrix unit reads at once
 
 
@@ -67,11 +72,12 @@ class ProductWork:
     learns: bool = False  # it gives a gradient of weights; no other step waits
     routed: bool = False  # of experts, on the rows that are routed to them
     fused: int = 1  # products of one value by different weights, which kernels compute as one
+    causal: bool = False  # no row sees those behind it, so half of all pairs have scores
 
     @property
     def makes_scores(self) -> bool:
         """True if the result has a number for each pair of tokens."""
-        return self.between and any("s" in dict(powers) for _, powers in self.cols.terms)
+        return self.between and any({*ROW_SIZES} & dict(powers).keys() for _, powers in self.cols.terms)
 
     @property
     def between(self) -> bool:
@@ -117,15 +123,26 @@ class ModelWork(NamedTuple):
     key_heads: int
     tied: bool
     experts: int = 0  # experts of a layer
-    causal: bool = True  # no token sees those behind it, so half of all pairs have scores
     routing: RowRouting = RowRouting()  # of rows to experts
     further: int = 0  # tokens that a row predicts besides the next one
     latent: int = 0  # numbers of a row that keys and values of all heads are made of; 0 where heads have their own
+    tower: int = 0  # layers of a tower before the decoder; they are the first kind
+    source: int = 0  # rows that a tower has of a sequence
 
     @property
     def count(self) -> int:  # type: ignore[override]
         """The number of layers of all kinds."""
         return sum(count for _, count in self.layers)
+
+    @property
+    def kinds(self) -> list[LayerWork]:
+        """The kinds of layers that values are counted of: the first; behind a tower the last, too."""
+        return [self.layers[0][0], *([self.layers[-1][0]] if self.tower else [])]
+
+    @property
+    def decoding(self) -> tuple[tuple[LayerWork, int], ...]:
+        """The layers behind a tower; all where there is none."""
+        return self.layers[1:] if self.tower else self.layers
 
     @property
     def asks(self) -> bool:
@@ -143,6 +160,9 @@ def model_work(config: Settings, context: str = "ulysses", sequence: bool = Fals
         work: ModelWork = read_model(json.dumps(said, sort_keys=True), context, sequence, dropout)
         return work
 
+    if has_tower(config) or has_halves(config):
+        whole: ModelWork = read_sourced(json.dumps(config, sort_keys=True), context, sequence, dropout)
+        return whole
     config = with_few_positions(config)
     depth = spelling(config, "num_hidden_layers")
     count = config.get(depth)
@@ -150,6 +170,96 @@ def model_work(config: Settings, context: str = "ulysses", sequence: bool = Fals
         return read(config)
     few = read({**config, depth: LAYERS_READ})
     return read(config) if len(few.layers) > 1 else few._replace(layers=((few.layers[0][0], count),))
+
+
+@cache
+def read_sourced(config: str, context: str, sequence: bool, dropout: float) -> ModelWork:
+    """Read the work of a model whose decoder stands behind a tower, or attends to an encoder; its configuration is
+    given as JSON."""
+    settings, mesh = json.loads(config), Mesh.of(**axes_read(context, sequence, experts=False))
+    if has_halves(settings):
+        tower, half = read_halves(settings)
+        return stand_behind(tower, read_decoder(half, mesh, dropout), mesh, dropout)
+    decoder = decoder_settings(settings)
+    tower = read_tower(settings, normalise_config(decoder)["hidden_size"])
+    return stand_behind(tower, model_work(decoder, context, sequence, dropout), mesh, dropout)
+
+
+def read_part(operator: Operator, mesh: Mesh, dropout: float = 0, ids: bool = False, source: int = 0) -> LayerWork:
+    """Read the work of a part of a model, which takes ids of tokens or numbers. `source`: its first column of rows of a
+    source, where it has some."""
+    step = training_step(partition(operator, mesh, tokens=ids), "units", dropout)
+    chunks = [chunk for stage in step.stages for chunk in stage for _ in range(chunk.count)]
+    return add_layers(
+        read_layer(with_source(chunk.booked, source) if source else chunk.booked, causal=source > 0) for chunk in chunks
+    )
+
+
+def read_decoder(half: DecoderHalf, mesh: Mesh, dropout: float) -> ModelWork:
+    """Read the work of a decoder that attends to an encoder, whose rows go from stage to stage beside its own."""
+    layer = read_part(half.layer, mesh, dropout, source=half.width)
+    layer = beside_source(layer)
+    first = read_part(half.first, mesh, ids=True) if half.first else add_layers(())
+    last = read_part(half.last, mesh)
+    return ModelWork(first, ((layer, half.layers),), last, half.heads, half.heads, half.tied)
+
+
+def beside_source(layer: LayerWork) -> LayerWork:
+    """Return the work of a layer that takes rows of a source beside its own. Its own are the input that it saves, which
+    a norm meets first; those of the source are saved once for all layers, and sent to the next stage."""
+    own, source = layer.out, rename_rows(layer.out)
+    saved = {unit: subtract(layer.kept[unit], part) for unit, part in (("norm in", own), ("weight in", source))}
+    return replace(layer, kept={**layer.kept, **saved, "input": own}, out=add_formulas([own, source]))
+
+
+def stand_behind(tower: Tower, decoder: ModelWork, mesh: Mesh, dropout: float) -> ModelWork:
+    """Return the work of a tower and a decoder behind it. What leads from one to the other, and the decoder's table,
+    are in the decoder's first layer."""
+
+    def read(operator: Operator, rows: int, dropout: float = 0, ids: bool = False) -> LayerWork:
+        """Read a part whose rows are those of the tower, or fewer."""
+        return of_source(read_part(operator, mesh, dropout, ids), rows / tower.rows)
+
+    (layer, count), *others = decoder.layers
+    entered = add_layers([read(tower.last, tower.last_rows), decoder.first, layer])
+    rest = ((layer, count - 1),) if count > 1 else ()
+    return decoder._replace(
+        first=read(tower.first, tower.rows, ids=tower.ids),
+        layers=((read(tower.layer, tower.rows, dropout), tower.layers), (entered, 1), *rest, *others),
+        heads=gcd(tower.heads, decoder.heads),
+        tower=tower.layers,
+        source=tower.rows,
+    )
+
+
+def of_source(work: LayerWork, share: float) -> LayerWork:
+    """Return work of tokens as that of a source, of whose rows a `share` is meant."""
+
+    def renamed(formulas: Mapping[str, Formula]) -> dict[str, Formula]:
+        """Rename the rows of formulas by name."""
+        return {name: rename_rows(formula, share) for name, formula in formulas.items()}
+
+    products = (
+        replace(
+            product,
+            rows=rename_rows(product.rows, share),
+            inner=rename_rows(product.inner, share),
+            cols=rename_rows(product.cols, share),
+            batch=rename_rows(product.batch, share),
+            numbers=rename_rows(product.numbers, share),
+            scores=rename_rows(product.scores, share),
+        )
+        for product in work.products
+    )
+    crossings = (replace(crossing, whole=rename_rows(crossing.whole, share)) for crossing in work.crossings)
+    return replace(
+        work,
+        products=tuple(products),
+        crossings=tuple(crossings),
+        kept=renamed(work.kept),
+        masks=renamed(work.masks),
+        out=rename_rows(work.out, share),
+    )
 
 
 def layers_differ(config: Settings) -> bool:
@@ -168,22 +278,23 @@ def read_model(config: str, context: str, sequence: bool, dropout: float) -> Mod
     model = promised(settings, scores=True)
     plan = partition(model, Mesh.of(**axes), batch)
     chunks = [chunk for stage in training_step(plan, "units", dropout).stages for chunk in stage]
-    works = [read_layer(chunk.booked) for chunk in chunks]
+    causal = looks_back(model)
+    works = [read_layer(chunk.booked, causal) for chunk in chunks]
     places = [at for at, work in enumerate(works) if any(product.between for product in work.products)]
     if not places:
         raise InputError("planner: the model has no layer with attention")
     lo, hi = places[0], places[-1] + 1
+    behind = [works[at] for at in range(lo) for _ in range(chunks[at].count - 1)]  # such as a norm at both ends
     sizes = normalise_config(settings)
     heads = sizes["num_attention_heads"]
     work = ModelWork(
         add_layers(works[:lo]),
         tuple((works[at], chunks[at].count) for at in places),
-        add_layers(works[hi:]),
+        add_layers([*behind, *works[hi:]]),
         heads,
         sizes.get("num_key_value_heads") or heads,
         shares_table(chunks[:lo], chunks[hi:]),
         count_experts(settings),
-        looks_back(model),
         row_routing(sizes),
         latent=latent_numbers(model),
     )
@@ -196,7 +307,7 @@ def with_next_tokens(work: ModelWork, config: Settings, further: int, mesh: Mesh
     if not further:
         return work
     step = training_step(partition(next_token_module(config), mesh, batch))
-    module = [read_layer(chunk.booked) for stage in step.stages for chunk in stage]
+    module = [read_layer(chunk.booked, causal=True) for stage in step.stages for chunk in stage]
     scores = replace(work.last, parameters=NO_SIZE)
     return work._replace(last=add_layers([work.last, *[*module, scores] * further]), further=further)
 
@@ -241,9 +352,9 @@ def shares_table(first: Iterable[Chunk], last: Iterable[Chunk]) -> bool:
     return bool(keys(first) & keys(last))
 
 
-def read_layer(booked: BackwardBooked) -> LayerWork:
-    """Read the work of a chunk from its booked forward and backward steps. Tables of rotations are no parameters: they
-    have no gradients."""
+def read_layer(booked: BackwardBooked, causal: bool) -> LayerWork:
+    """Read the work of a chunk from its booked forward and backward steps; `causal`: rows see none behind them. Tables
+    of rotations are no parameters: they have no gradients."""
     saved, masks = booked.kept(1, 0), booked.kept(0, 1)
     held = {unit: of_a_rank(size) for unit, size in saved.items() if size != 0}
     between = frozenset(unit for unit, formula in held.items() if squares(formula))
@@ -252,7 +363,7 @@ def read_layer(booked: BackwardBooked) -> LayerWork:
     learned = {key_of_array(data) for data in booked.split.pulled.gradients}
     stored = [(key[1], dims.numbers) for key, (_, dims) in booked.stored().items() if key[0] in learned]
     return LayerWork(
-        tuple(read_products(booked)),
+        tuple(read_products(booked, causal)),
         tuple(read_crossings(booked)),
         held,
         between,
@@ -289,11 +400,11 @@ def squares(formula: Formula) -> bool:
 
 def is_of_pairs(powers: Powers) -> bool:
     """True if a product of powers has at least one number for each pair of tokens."""
-    return dict(powers).get("s", 0) > 1
+    return sum(power for name, power in powers if name in ROW_SIZES) > 1
 
 
-def read_products(booked: BackwardBooked) -> Iterator[ProductWork]:
-    """Yield the products of all passes, equal ones as one with their count."""
+def read_products(booked: BackwardBooked, causal: bool) -> Iterator[ProductWork]:
+    """Yield the products of all passes, equal ones as one with their count. Scores of a source are of all pairs."""
     counts: Counter[ProductWork] = Counter()
     shared = Counter(shared_value(booked, at) for at, _ in enumerate(booked.steps))
     for at, step in enumerate(booked.steps):
@@ -325,10 +436,16 @@ def read_products(booked: BackwardBooked) -> Iterator[ProductWork]:
                     product.learns,
                     step.op in EXPERT_STEPS,
                     product.fused if step.op in EXPERT_STEPS else shared[shared_value(booked, at)],
+                    causal and bool(scores) and not any(meets_source(one) for one in scores),
                 )
             ] += 1
     for work, count in counts.items():
         yield replace(work, count=count)
+
+
+def meets_source(formula: Formula) -> bool:
+    """True if the numbers grow with the rows of a source."""
+    return any(SOURCE_ROWS in dict(powers) for _, powers in formula.terms)
 
 
 def shared_value(booked: BackwardBooked, at: int) -> tuple[str, int, str]:
@@ -395,6 +512,11 @@ def add_formulas(each: Iterable[Formula]) -> Formula:
     return Formula(
         tuple(sorted(((count, powers) for powers, count in coefficients.items() if count), key=lambda e: e[1]))
     )
+
+
+def subtract(formula: Formula, part: Formula) -> Formula:
+    """Return a sum without a part of it."""
+    return add_formulas([formula, Formula(tuple((-count, powers) for count, powers in part.terms))])
 
 
 def add_layers(works: Iterable[LayerWork]) -> LayerWork:

@@ -122,7 +122,12 @@ def stage_complaints(work: ModelWork, strategy: Strategy, counts: dict[str, int]
     if complaint := schedule.illegal(stages, micro_batches):
         yield f"schedule {schedule.name}: {micro_batches} micro-batches on {stages} stages: {complaint}"
     cut = strategy.cut
-    if cut is not None and (len(cut) != stages * chunks or sum(cut) != work.count or min(cut) < 0):
+    if cut is not None and work.tower and sum(cut) == work.count - work.tower:
+        yield (
+            f"cut {cut}: its {sum(cut)} layers are the decoder's, and the {work.tower} of the tower have no stage: "
+            f"give layers that add up to {work.count}"
+        )
+    elif cut is not None and (len(cut) != stages * chunks or sum(cut) != work.count or min(cut) < 0):
         yield f"cut {cut}: give layers of {stages * chunks} chunks that add up to {work.count}"
 
 

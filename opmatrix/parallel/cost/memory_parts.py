@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import reduce
 
 from opmatrix.parallel.cost.layer_work import LayerWork, is_of_pairs
 from opmatrix.parallel.cost.quantities import Formula, Quantity, add_all, least, most, round_up, step_at
@@ -32,10 +33,11 @@ def memory_parts(setting: Setting) -> PartSeconds:
     """Return the bytes that are allocated at the peak, by part."""
     strategy = setting.strategy
     saved = add_all(count * kept_bytes(setting, work) for work, count in setting.model.layers)
-    body = setting.model.layers[0][0]
     working = 0 * strategy.micro_batch
     if (share := again_share(strategy)) is not None:
-        working = whole_bytes(setting, body) * least(share / LEAST_SHARE, 1)
+        working = reduce(most, (whole_bytes(setting, work) for work in setting.model.kinds)) * least(
+            share / LEAST_SHARE, 1
+        )
     if setting.model.asks:
         working = working + setting.number * most(*(made_numbers(setting, work) for work, _ in setting.model.layers), 0)
     state = zip(STATE, bytes_of_state(setting), strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import reduce
 from math import inf
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from opmatrix.parallel.cost.quantities import (
     soft_most,
     step_at,
 )
+from opmatrix.parallel.cost.source_rows import DECODER_ROWS, SOURCE_ROWS
 from opmatrix.parallel.cost.strategies import BALANCED_PLACES, BLOCK_AGAIN, Strategy
 from opmatrix.parallel.schedules.closed_forms import rounds
 from opmatrix.parallel.schedules.named import SCHEDULES
@@ -59,7 +61,7 @@ class Setting(NamedTuple):
         axes."""
         strategy = self.strategy
         ranks = {axis.letter: getattr(strategy, axis.name) for axis in PLANNED_AXES if axis.letter}
-        return {"b": strategy.micro_batch, "s": self.seq, **ranks}
+        return {"b": strategy.micro_batch, DECODER_ROWS: self.seq, SOURCE_ROWS: self.model.source, **ranks}
 
     @property
     def number(self) -> float:
@@ -151,7 +153,7 @@ def product_seconds(setting: Setting, work: ProductWork) -> Quantity:
     operations = 2 * work.rows.at(sizes) * inner * work.cols.at(sizes) * work.batch.at(sizes)
     numbers = work.numbers.at(sizes)
     if flash and work.between:
-        operations, numbers = operations / (2 if setting.model.causal else 1), numbers - work.scores.at(sizes)
+        operations, numbers = operations / (2 if work.causal else 1), numbers - work.scores.at(sizes)
     last_tiles = 2 * inner * CORE_TILE * cores  # operations of all cores while each computes a tile
     idle = constants.idle * last_tiles / work.fused
     return work.count * most(
@@ -500,9 +502,7 @@ def send_parts(setting: Setting) -> PartSeconds:
     """Return the seconds in which a stage sends the values of a micro-batch, forward and backward. Each tensor rank
     sends its share, and the receiving ranks gather them (Narayanan et al. 2021, section 4.1)."""
     strategy, links, constants = setting.strategy, setting.machine.links, setting.constants
-    whole = (
-        setting.number * setting.model.layers[0][0].out.at(setting.sizes) * (strategy.tp if strategy.sequence else 1)
-    )
+    whole = setting.number * widest_out(setting) * (strategy.tp if strategy.sequence else 1)
     several = step_at(strategy.pp, 2)
     sent = collective_parts("send", whole / strategy.tp, 1 + several, strategy.stride("pp"), links, constants)
     gathered = collective_parts("all_gather", several * whole, strategy.tp, strategy.stride("tp"), links, constants)
@@ -513,6 +513,11 @@ def send_parts(setting: Setting) -> PartSeconds:
     return add_parts(
         {f"pp over {level}": seen * seconds for level, seconds in moved.items()}, {"synchronisation": seen * waited}
     )
+
+
+def widest_out(setting: Setting) -> Quantity:
+    """Return the numbers that a layer gives to the next one; behind a tower those of the kind that gives the most."""
+    return reduce(most, (work.out.at(setting.sizes) for work in setting.model.kinds))
 
 
 def fullest_share(setting: Setting) -> Quantity:

@@ -19,7 +19,7 @@ from opmatrix.parallel.schedules.named import SCHEDULES
 from opmatrix.parallel.search.forms import StrategyForm
 from opmatrix.parallel.search.plan_text import GIGA, interval_cell, lost, stages_text
 from opmatrix.parallel.search.plans import PlanChoice, StrategyPlan
-from opmatrix.parallel.search.stage_times import StageCut, run_stages
+from opmatrix.parallel.search.stage_times import StageCut, best_cut, even_stages, run_stages
 from opmatrix.parallel.search.strategy_search import PlanQuestion, search_strategies
 
 NUMBERED = {"micro-batch": "micro_batch", "micro_batch": "micro_batch", "virtual": "virtual", "zero": "zero"}
@@ -127,7 +127,8 @@ def check_stated(question: PlanQuestion, strategy: Strategy) -> None:
 
 
 def layout_lines(plan: StrategyPlan, layout: StatedLayout, choice: PlanChoice) -> str:
-    """Return the text of a layout: whether it fits, its time, and why it is not the first."""
+    """Return the text of a layout: whether it fits, its time, and why it is not the first; where stages have layers of
+    a tower and of a decoder, the same of an even cut of them and of the fastest."""
     first, room = plan.best[0], plan.question.room
     seconds, sizes = (
         cell[0] if cell else "" for cell in map(interval_cell, plan.intervals, (choice.seconds, choice.bytes / GIGA))
@@ -143,6 +144,9 @@ def layout_lines(plan: StrategyPlan, layout: StatedLayout, choice: PlanChoice) -
         f"{float(choice.prediction.memory[largest]) / GIGA:.1f} GB are {largest}",
         f"  beside the first, {first}: {lost(first, choice)}",
     ]
+    if choice.prediction.setting.model.tower and choice.sizes["pp"] > 1:
+        cuts = [even_stages(choice), best_cut(choice, room)]
+        lines += [stages_line(plan, choice, cut) for cut in cuts if cut is not None]
     return "\n".join(lines)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import reduce
 from typing import Literal, TypeAlias
 
 from opmatrix.parallel.cost.layer_work import LayerWork
@@ -48,12 +49,12 @@ def cache_bytes(setting: Setting, width: int) -> Quantity:
     strategy, model = setting.strategy, setting.model
     numbers = model.latent or 2 * width * model.key_heads / least(strategy.tp, model.key_heads)
     rows = setting.batch / strategy.dp * setting.seq / strategy.token_ranks
-    return setting.number * numbers * model.count / strategy.pp * rows
+    return setting.number * numbers * (model.count - model.tower) / strategy.pp * rows
 
 
 def predict_forward(setting: Setting, width: int) -> Prediction:
     """Predict the time and memory of a forward pass of a batch."""
-    memory = cache_memory(setting, width) | {"working": whole_bytes(setting, setting.model.layers[0][0])}
+    memory = cache_memory(setting, width) | {"working": largest_working(setting)}
     return Prediction(setting, forward_parts(setting), memory)
 
 
@@ -62,20 +63,27 @@ def cache_memory(setting: Setting, width: int) -> dict[str, Quantity]:
     return {"weights": setting.number * stage_parameters(setting), "caches": cache_bytes(setting, width)}
 
 
+def largest_working(setting: Setting) -> Quantity:
+    """Return the bytes that one layer works on, of the kind with the most."""
+    return reduce(most, (whole_bytes(setting, work) for work in setting.model.kinds))
+
+
 def predict_next_token(setting: Setting, width: int, reply: int = 0) -> Prediction:
     """Predict the time of one more token for each sequence, and the memory of a batch of `seq` tokens a sequence, of
     which `reply` are generated: half of these are there on the mean, while all of them have room. Every layer runs on
     one row of each sequence, and keys and values are read. A micro-batch goes through all stages before its next token
     starts: a token takes that long, or as long as a stage is busy with all micro-batches."""
     strategy, m = setting.strategy, setting.micro_batches
-    one = setting._replace(seq=strategy.token_ranks, passes=None)  # a token is on one context rank
+    model = setting.model._replace(source=0)  # a tower has run
+    one = setting._replace(model=model, seq=strategy.token_ranks, passes=None)  # a token is on one context rank
 
     def forward(work: LayerWork) -> PartSeconds:
         """Return the parts of a layer's forward pass of one row."""
         return known_pass(one, work, "forward")
 
-    bodies = add_parts(*(scale_parts(forward(work), count) for work, count in setting.model.layers))
-    first, last, several = forward(setting.model.first), forward(setting.model.last), step_at(strategy.pp, 2)
+    bodies = add_parts(*(scale_parts(forward(work), count) for work, count in model.decoding))
+    first: PartSeconds = {} if model.tower else forward(model.first)
+    last, several = forward(model.last), step_at(strategy.pp, 2)
     met = setting._replace(seq=setting.seq - reply / 2)
     read = {"computation, caches": cache_bytes(met, width) / (m * setting.bandwidth)}
     sent = scale_parts(send_parts(one), 0.5)
@@ -84,7 +92,7 @@ def predict_next_token(setting: Setting, width: int, reply: int = 0) -> Predicti
     through = through + (strategy.pp - 1) * sum_parts(sent) + strategy.pp * sum_parts(read)
     parts = scale_parts(add_parts(stage, sent), m)
     parts["bubble"] = most(through - sum_parts(parts), 0)
-    memory = cache_memory(setting, width) | {"working": whole_bytes(one, setting.model.layers[0][0])}
+    memory = cache_memory(setting, width) | {"working": whole_bytes(one, model.decoding[0][0])}
     return Prediction(setting, parts, memory)
 
 
@@ -94,7 +102,7 @@ def predict_rollout(setting: Setting, width: int, reply: int) -> Prediction:
     prompts = setting._replace(seq=setting.seq - reply, passes=None)
     token = predict_next_token(setting, width, reply)
     seconds = add_parts(forward_parts(prompts), scale_parts(token.seconds, reply))
-    memory = cache_memory(setting, width) | {"working": whole_bytes(prompts, setting.model.layers[0][0])}
+    memory = cache_memory(setting, width) | {"working": largest_working(prompts)}
     return Prediction(setting, seconds, memory)
 
 

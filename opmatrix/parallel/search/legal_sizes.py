@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import product
-from math import isqrt, prod
+from math import gcd, isqrt, prod
 from typing import TypeAlias
 
 import numpy as np
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from formats.core.errors import InputError
 from opmatrix.models import normalise_config
 from opmatrix.models.config import Settings
+from opmatrix.models.encoders.encoder_decoders import has_halves, read_halves
+from opmatrix.models.encoders.towers import decoder_settings, has_tower, read_tower
 from opmatrix.parallel.axes.known_axes import AXES, COPYING_AXES, DEVICE_AXES, FOLDED_AXES, PLANNED_AXES, farthest_first
 from opmatrix.parallel.axes.parallel_axis import CutSizes, ModelLimits, ParallelAxis
 from opmatrix.parallel.cost.expert_work import count_experts
@@ -66,6 +68,15 @@ class SizeColumns:
 def limits_of(config: Settings) -> ModelLimits:
     """Return the sizes of a configuration that axes divide. Raises InputError for a configuration that lacks them, or
     has names for them."""
+    if has_halves(config):
+        encoder, half = read_halves(config)
+        return ModelLimits(
+            encoder.layers + half.layers, gcd(encoder.heads, half.heads), half.heads, 0, half.width // half.heads
+        )
+    if has_tower(config):
+        decoder = limits_of(decoder_settings(config))
+        tower = read_tower(config, decoder.heads * decoder.head)
+        return replace(decoder, layers=decoder.layers + tower.layers, heads=gcd(decoder.heads, tower.heads))
     settings = normalise_config(config)
     wanted = {"num_hidden_layers": "layers", "num_attention_heads": "heads", "hidden_size": "width"}
     for key in wanted:

@@ -13,6 +13,7 @@ from opmatrix.display.tables import table
 from opmatrix.parallel.cost.constants import constants_version
 from opmatrix.parallel.cost.intervals import INTERVAL_SHARE, StepInterval
 from opmatrix.parallel.cost.memory_parts import MEMORY_KINDS
+from opmatrix.parallel.search.forms import StrategyForm
 from opmatrix.parallel.search.inference import next_token_seconds
 from opmatrix.parallel.search.named_collectives import named_collectives
 from opmatrix.parallel.search.plans import KINDS_OF_TIME, PlanChoice, StrategyPlan
@@ -47,6 +48,8 @@ def heading(plan: StrategyPlan) -> str:
     what = "a pass" if question.infer else "a step"
     stack = question.stack
     by = f" by {stack.title} ({stack.version})" if stack else ""
+    if (work := question.work(StrategyForm())).tower:
+        by += f"; the first {work.tower} of {work.count} layers are a tower's, on {work.source} rows of a sequence"
     by += f"; the busiest rank of experts has {question.load:g} times the mean rows" if question.load != 1 else ""
     return (
         f"{plan.name} on {question.devices} x {question.machine.name}: {question.batch} sequences of "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,12 +15,15 @@ from opmatrix import body
 from opmatrix.display.progress import unheard
 from opmatrix.models import known
 from opmatrix.models.config import Settings
+from opmatrix.models.encoders.encoder_decoders import has_halves
+from opmatrix.models.encoders.towers import decoder_settings, has_tower
 from opmatrix.parallel.axes.known_axes import PLANNED_AXES, PRINTED
 from opmatrix.parallel.cost.constants import Constants
 from opmatrix.parallel.cost.expert_work import count_experts
 from opmatrix.parallel.cost.intervals import UNKNOWN_STACK, StepInterval, bytes_of, find_interval, kind_of
 from opmatrix.parallel.cost.layer_work import ModelWork
 from opmatrix.parallel.cost.prediction import Prediction, check_linked
+from opmatrix.parallel.cost.source_rows import DECODER_ROWS, SOURCE_ROWS
 from opmatrix.parallel.cost.stacks import stack_named
 from opmatrix.parallel.schedules.named import SCHEDULES, USUAL_SCHEDULE
 from opmatrix.parallel.search.forms import StrategyForm
@@ -31,6 +35,7 @@ BEST_KEPT = 10
 REAL_LOAD = 1.2  # rows of the busiest expert rank over the mean: routers that are
 # not forced to be even make steps 8 to 20 % longer (MPT, Megatron-Core); this makes them 13 % longer
 MOST_LOAD = 1e3  # all rows to one rank of as many
+POSITION_KEYS = "max_position_embeddings", "n_positions", "max_target_positions"
 CARBON = 473.0  # grams of CO2 a kWh: the world's mean of 2024 (Ember 2025,
 # Global Electricity Review)
 KINDS_OF_TIME = {
@@ -221,11 +226,16 @@ CHANGES: Mapping[str, Callable[[Datasheet, float], Datasheet]] = {
 def model_operations(work: ModelWork, batch: int, seq: int, forward: bool = False, flash: bool = False) -> float:
     """Return the operations of a batch forward and backward, or forward alone, of a model that one device has whole.
     Recomputation does not count, nor do scores that `flash` attention leaves out."""
-    sizes = {"b": 1, "s": seq, **{axis.letter: 1 for axis in PLANNED_AXES if axis.letter}}
+    sizes = {
+        "b": 1,
+        DECODER_ROWS: seq,
+        SOURCE_ROWS: work.source,
+        **{axis.letter: 1 for axis in PLANNED_AXES if axis.letter},
+    }
     layers = [(work.first, 1), *work.layers, (work.last, 1)]
     return batch * sum(
         count
-        * (1 if flash and product.between and work.causal else 2)
+        * (1 if flash and product.between and product.causal else 2)
         * product.count
         * float(product.rows.at(sizes) * product.inner.at(sizes) * product.cols.at(sizes) * product.batch.at(sizes))
         for layer, count in layers
@@ -257,6 +267,14 @@ class AskedPlan:
         sheet = read_machine(machine) if isinstance(machine, str) else machine
         if devices > 1:
             check_linked(sheet)
+        if sheet.processors < inf and (has_halves(config) or has_tower(config)):
+            raise InputError(
+                f"--machine {sheet.name}: no ranks here run {config['model_type']}, which is two stacks of layers"
+            )
+        if self.infer and has_halves(config):
+            raise InputError(
+                f"--infer: {config['model_type']} attends to keys of its encoder, which only training plans have"
+            )
         tokens, lengths = check_lengths(config, self.seq)
         check_plan_precision(self.precision, sheet)
         return PlanQuestion(
@@ -389,10 +407,10 @@ def read_machine(name: str) -> Datasheet:
 def check_tokens(config: Settings, seq: int | None) -> int:
     """Return the tokens of a sequence: as requested, else as many as the model takes. Raises InputError for more than
     the model takes, and where neither is given."""
-    most = next(
-        (limit for limit in map(config.get, ("max_position_embeddings", "n_positions")) if isinstance(limit, int)), None
-    )
-    if seq is not None and most is not None and seq > most and "rope_theta" not in config:
+    config = decoder_settings(config)
+    most = next((limit for limit in map(config.get, POSITION_KEYS) if isinstance(limit, int)), None)
+    endless = "rope_theta" in config or config.get("model_type") == "t5"  # it has distances alone
+    if seq is not None and most is not None and seq > most and not endless:
         raise InputError(f"--seq {seq}: the model has {most} positions: at most {most} tokens a sequence")
     if (tokens := seq or most) is not None:
         return tokens
