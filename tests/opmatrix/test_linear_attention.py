@@ -566,7 +566,7 @@ def test_ranks_have_the_same_numbers(mesh, corrects):
     [
         lambda: scan(const(np.array([0.5, np.nan])), I, om.decay),
         lambda: gated_linear_attention(I, I, I, I @ weight(np.array([[0.5], [np.nan]]))),
-        lambda: gated_delta_rule(I, I, I, COLUMNS[1], const(np.nan)),
+        lambda: gated_delta_rule(I, I, I, COLUMNS[1], const(np.array([np.nan]))),
     ],
     ids=["scan", "weights", "delta rule"],
 )
