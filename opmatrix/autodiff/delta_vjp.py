@@ -68,7 +68,8 @@ class DeltaPass:
 
     def apart(self, x: TracedValue) -> TracedValue:
         """Return a head for each column of a value."""
-        return columns_apart(x.repeat(self.heads), self.heads, self.g.size[1])
+        columns: TracedValue = columns_apart(x.repeat(self.heads), self.heads, self.g.size[1])
+        return columns
 
     def summed(self, x: TracedValue) -> TracedValue:
         """Sum over the columns of a state."""
@@ -76,12 +77,12 @@ class DeltaPass:
 
     @cached_property
     def missing(self) -> TracedValue:
-        """What each value differs from what its key reads, v - Hᵀ k."""
+        """The difference of each value and that which its key reads, v - Hᵀ k."""
         return self.v + negative(read_before(self.k, self.v, self.betas, self.decays))
 
     @cached_property
     def written(self) -> TracedValue:
-        """What each row writes, u."""
+        """The row that enters the state, u."""
         return self.apart(self.betas * self.missing)
 
     @cached_property
@@ -94,7 +95,7 @@ class DeltaPass:
         """The cotangent of what each row writes: what later queries read of it, less what later keys correct of it."""
         k, q, g, betas = (turned_round(x) for x in (self.k, self.q, self.g, self.betas))
         decays = turned_round(row_behind(self.decays))
-        asked = read_states(k, q, g, decays, UP_TO_ROW)
+        asked: TracedValue = read_states(k, q, g, decays, UP_TO_ROW)
         return (asked + negative(read_before(k, asked, betas, decays))).backwards()
 
     @cached_property

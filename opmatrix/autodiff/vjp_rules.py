@@ -245,7 +245,8 @@ def pull_scan(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
 @pulls("delta_rule")
 def pull_delta_rule(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
     """Pull back through the delta rule: what rows wrote goes back by the delta rule from the last row on."""
-    rows = DeltaPass(*(pull.value(operand, at) for operand in line.args), g)
+    q, k, v, betas, decays = (pull.value(operand, at) for operand in line.args)
+    rows = DeltaPass(q, k, v, betas, decays, g)
     backward = rows.for_queries, rows.for_keys, rows.for_values, rows.for_betas, rows.for_decays
     for operand, make in zip(line.args, backward, strict=True):
         pull.give(operand, partial(fitted_back, pull, operand, make))
