@@ -3,7 +3,7 @@ process, bytes read a token, Python's share; beside llama.cpp and torch where th
 
     python benchmarks/generation.py [--model smollm2] [--contexts 16 256 1024] [--tokens 16] [--rounds 5] [--at-once 8]
                                    [--prompt 512] [--foresee 256] [--program DIR] [--no-peers] [--csv OUT]
-                                   [--long TOKENS] [--greedy] [--states LAYERS] [--latent ROWS]
+                                   [--long TOKENS] [--greedy] [--states LAYERS [--behind 64 4096]] [--latent ROWS]
 
 The exact program for a request of `--prompt` tokens, the same with x rounded to bytes as ggml rounds it and caches in
 whichever number type is priced lower at the longest context (llama.cpp's are float16), and the peers take turns,
@@ -16,7 +16,8 @@ Perplexity is of the first `--foresee` tokens of the text that ships, token by t
 In place of all that: `--long 10000` writes so many tokens over `--at-once` sequences, and says whether memory stays
 flat and a step grows by the caches that it reads; `--greedy` holds 64 tokens of 20 prompts against transformers';
 `--states 24` times Mamba, or with `--family mamba2` Mamba 2, of 130M's shape, random weights: a prompt beside
-transformers', and steps behind 64 and 4,096 rows, which read as many bytes; of `--family qwen3_next`, a layer in four
+transformers', and steps behind 64 and 4,096 rows (`--behind`), which read as many bytes, with their share of
+bandwidth; of `--family qwen3_next`, a layer in four
 has caches, too; `--latent 4096` times the attention of a step behind so many rows, one layer of DeepSeek-V2-Lite's
 widths: over latent rows, and over expanded keys and values; with the form that the search finds for steps and for a
 prompt of as many rows."""
@@ -81,6 +82,7 @@ def main() -> None:
     parser.add_argument("--long", type=count, help="tokens over several sequences, in place of the race")
     parser.add_argument("--greedy", action="store_true", help="beside transformers' tokens, in place of the race")
     parser.add_argument("--states", type=count, help="layers of a Mamba, in place of the race")
+    parser.add_argument("--behind", type=count, nargs="+", default=[64, 4096], help="rows behind the steps of --states")
     parser.add_argument("--family", choices=[*SHAPES], default="mamba", help="of the model that --states times")
     parser.add_argument("--latent", type=count, help="rows behind a step of latent attention, in place of the race")
     given = parser.parse_args()
@@ -89,7 +91,7 @@ def main() -> None:
         return concluded(given, [*latent_steps(given.latent, given.rounds, given.csv)])
     if given.states:
         takes(60 + 10 * given.states)
-        return concluded(given, [*state_steps(given.family, given.states, given.rounds)])
+        return concluded(given, [*state_steps(given.family, given.states, given.rounds, given.behind)])
     if given.long or given.greedy:
         return beyond_seconds(given)
     takes(60 + given.rounds * sum(3 + 0.002 * context + 0.1 * given.tokens for context in given.contexts))

@@ -3,10 +3,12 @@
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib.util import find_spec
 from statistics import median
 
 from lib import biased_scores, command
 from lib.command import Figure, Parser, cell, concluded, count, spread, tabled, takes, whole
+from lib.linear_peers import linear_peers
 from lib.products import PRODUCT_COLUMNS, time_products
 
 import numpy as np
@@ -23,6 +25,7 @@ from formats.kernels.generated.rowwise.row_kernel import Counts
 from formats.machine.calibration import CASE_SECONDS, GRID, RUNS, Numbers, fit_rates
 from formats.machine.features import quantile
 from formats.machine.local import learning
+from formats.machine.peaks import vector_rate
 from opmatrix.algebra import monoids
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.extents import collect_needs
@@ -31,6 +34,7 @@ from opmatrix.algebra.monoids import mean
 from opmatrix.algebra.operators import (
     I,
     cols,
+    const,
     elu,
     exp,
     gelu,
@@ -44,6 +48,7 @@ from opmatrix.algebra.operators import (
     reciprocal,
     relation,
     relu,
+    repeat,
     row,
     scan,
     sigmoid,
@@ -56,6 +61,7 @@ from opmatrix.algebra.positions.patterns import causal, sequence
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.algebra.term import formula
 from opmatrix.runtime.codegen.row_reading import NotByRows
+from opmatrix.runtime.codegen.scanned_term import scanned_term
 from opmatrix.runtime.declarations.meanings import bound, meaning
 from opmatrix.runtime.interpreted import write_term
 from opmatrix.runtime.kernels import KERNELS
@@ -557,7 +563,9 @@ def measure_scans() -> None:
 
         python benchmarks/terms.py scans [--lengths 512 1024 4096] [--width 256] [--rounds 30] [--csv OUT]
 
-    All are of the same numbers and take turns in one process; the product computes a score for each pair of rows."""
+    All are of the same numbers and take turns in one process; the product computes a score for each pair of rows. The
+    scan of a Mamba of 130M's width, 16 states for each of 1,536 columns, is timed alone: operations that are counted, a
+    second, over the rate at which the vector units multiply and add without memory."""
     parser = Parser(measure_scans)
     parser.add_argument("--lengths", type=count, nargs="+", default=[512, 1024, 4096])
     parser.add_argument("--width", type=count, default=256)
@@ -569,11 +577,39 @@ def measure_scans() -> None:
         print(" ".join(cell(each, 11) for each in line))
     tabled(given.csv, table)
     (first, one, *_), (last, many, *_) = table[1], table[-1]
-    figures = [Figure(f"a scan of {last} rows over passes of as many numbers", table[-1][-1], "x", most=4.0)]
+    share = time_selective(given.rounds)
+    figures = [
+        Figure(f"the scan of Mamba-130M's layer, {SELECTIVE_ROWS} rows: of the vector rate", share, "", least=0.4)
+    ]
+    figures += [Figure(f"a scan of {last} rows over passes of as many numbers", table[-1][-1], "x", most=4.0)]
     if last > first:
         growth = many * first / (one * last)
         figures.append(Figure(f"seconds a row at {last} rows over those at {first}", growth, "x", most=2.0))
     concluded(given, figures)
+
+
+SELECTIVE_ROWS, SELECTIVE_COLUMNS, STATES = 1024, 1536, 16
+
+
+def time_selective(rounds):
+    """The share of the vector units' rate that Mamba's scan reaches, decays and all (Gu and Dao 2023, algorithm 2)."""
+    rng, d = np.random.default_rng(0), SELECTIVE_COLUMNS
+    shapes = dict(step=(1, d), x=(1, d), left=(STATES, 1))
+    values = [symbol(name, None, Shape(h, T, n)) for name, (h, n) in shapes.items()]
+    step, x, left = values
+    rates = const(-rng.uniform(1, STATES, (STATES, 1, d)))
+    term = scan(step @ repeat(STATES) * rates @ exp, (step * x) @ repeat(STATES) * left, monoids.decay)
+    text, arrays = write_term(term, {part: k for k, part in enumerate(values)})
+    arrays = [np.asarray(part.array, np.float32) for part in arrays]
+    drawn = [rng.uniform(0.01, 0.1, (SELECTIVE_ROWS, h, n)).astype(np.float32) for h, n in shapes.values()]
+    operands = [part if part.shape[1] > 1 else part[:, 0] for part in drawn]
+    kernel = scanned_term(text, tuple(shapes.values()), tuple(part.shape for part in arrays))
+    out = np.empty((SELECTIVE_ROWS, STATES, d), np.float32)
+    named = {f"x{k}": part for k, part in enumerate(operands)} | {f"c{k}": part for k, part in enumerate(arrays)}
+    batch = Batch([np.zeros(SELECTIVE_ROWS, int)])
+    runs = {"scan": lambda batch: KERNELS["scan_term"].function(out, batch, **named, term=text)}
+    seconds = median(measure(runs, [batch], rounds)["scan"])
+    return SELECTIVE_ROWS * (kernel.counts.simple + kernel.counts.slow) / seconds / vector_rate().all
 
 
 def race_scan(rows, width, rounds):
@@ -606,7 +642,7 @@ def race_scan(rows, width, rounds):
 # ---- linear attention
 
 ORDERS_COLUMNS = (
-    *("rows", "where", "scores_ms", "states_ms", "predicted_ms", "ratio"),
+    *("rows", "where", "scores_ms", "states_ms", "predicted_ms", "ratio", "torch_ms"),
     *("layer_scores", "layer_states", "search", "loses"),
 )
 PRICES = {True: "recurrent.whole", False: "recurrent"}  # by whether rows see all of their sequence
@@ -620,8 +656,10 @@ def measure_linear() -> None:
 
         python benchmarks/terms.py linear [--lengths 16 64 256 1024 4096] [--heads 4] [--rounds 15] [--csv OUT]
 
-    `predicted_ms`: the price of states, one call from Python. `loses`: how much longer a layer in the order that the
-    search takes runs than one in the other, if it does."""
+    `torch_ms`: the quicker of both orders by torch.compile, in turn with them: of whole sequences q (kᵀ v), of causal
+    ones masked scores, or states between chunks of 64 rows. `predicted_ms`: the price of states, one call from
+    Python. `loses`: how much longer a layer in the order that the search takes runs than one in the other, if it
+    does."""
     parser = Parser(measure_linear)
     parser.add_argument("--lengths", type=count, nargs="+", default=[16, 32, 64, 128, 256, 1024, 4096])
     parser.add_argument("--heads", type=count, default=4)
@@ -643,6 +681,8 @@ def measure_linear() -> None:
         if line[0] == max(given.lengths):
             least = 10.0 if line[1] == str(sequence) else 5.0
             figures.append(Figure(f"(q kᵀ) v over q (kᵀ v), {line[0]} rows, {line[1]}", line[5], "x", least=least))
+            if line[6] is not None:
+                figures.append(Figure(f"states over torch.compile, {line[0]} rows, {line[1]}", line[3] / line[6], "x"))
     concluded(given, figures)
 
 
@@ -659,7 +699,11 @@ def race_orders(rows, h, where, rounds):
         name: lambda batch, name=name, out=out, given=given: KERNELS[name].function(out, batch, **given)
         for name, out, given in zip(ORDERS, outs, operands, strict=True)
     }
-    taken = measure(runs, [batch], rounds)
+    peers = linear_peers(q, k, v, where.whole) if find_spec("torch") else {}
+    for call in peers.values():
+        runs["recurrent"](batch)
+        np.testing.assert_allclose(call(), outs[1], rtol=1e-3, atol=1e-2 * rows**0.5)
+    taken = measure(runs | {name: lambda _, call=call: call() for name, call in peers.items()}, [batch], rounds)
     np.testing.assert_allclose(*outs, rtol=1e-3, atol=1e-2 * rows**0.5)
     slow, quick = (1e3 * median(taken[name]) for name in ORDERS)
     machine, price = this_machine(), PRICES[where.whole]
@@ -670,6 +714,7 @@ def race_orders(rows, h, where, rounds):
     times = {name: 1e3 * median(seconds) for name, seconds in measure(layers, [batch], rounds).items()}
     return (
         *(rows, str(where), slow, quick, 1e3 * priced, slow / quick),
+        min((1e3 * median(taken[name]) for name in peers), default=None),
         *(*times.values(), chosen, times[chosen] / min(times.values())),
     )  # fmt: skip
 

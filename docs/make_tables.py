@@ -93,8 +93,8 @@ def describe_model(name: str) -> list[str]:
     """A row of the well-known models: sizes by everybody's names."""
     model = known.find_known(name)
     sizes = normalise_config(model.config)
-    n, heads = sizes["hidden_size"], sizes["num_attention_heads"]
-    hidden = sizes.get("moe_intermediate_size") or sizes["intermediate_size"] or 4 * n
+    n, heads = sizes["hidden_size"], sizes.get("num_attention_heads") or "–"
+    hidden = sizes.get("moe_intermediate_size") or sizes.get("intermediate_size") or 4 * n
     widths = n, hidden, heads, sizes.get("num_key_value_heads") or heads
     learned, experts = parameters(model.config), describe_experts(sizes)
     published = f"{model.published}, {model.activated} activated" if model.activated else model.published
@@ -102,7 +102,14 @@ def describe_model(name: str) -> list[str]:
         name,
         code(model.config["model_type"]),
         *map(
-            str, (sizes["num_hidden_layers"], *widths, experts, sizes["vocab_size"], sizes["max_position_embeddings"])
+            str,
+            (
+                sizes["num_hidden_layers"],
+                *widths,
+                experts,
+                sizes["vocab_size"],
+                sizes.get("max_position_embeddings") or "–",
+            ),
         ),
         f"{learned:,}",
         f"{activated(model.config) if experts else learned:,}",

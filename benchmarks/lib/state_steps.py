@@ -1,7 +1,7 @@
 """Steps of a session whose sequences have states: Mamba and Mamba 2 of 130M's shape, Qwen3-Next of that width with few
 experts, random weights, beside transformers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
@@ -11,9 +11,11 @@ from lib.command import Figure, say
 
 import numpy as np
 
+from formats.machine.peaks import bandwidth, memory_levels
 from opmatrix.files.checkpoint import open_model
 from opmatrix.inference.generation import decodable
 from opmatrix.runtime.measure import seconds
+from opmatrix.runtime.program import Program
 from rewrites.encoders.language_models import find_exact
 from rewrites.lowering.phased import Generation
 from rewrites.workload.phases import Report
@@ -43,7 +45,7 @@ def saved_model(place: Path, family: str, layers: int) -> Any:
     return model
 
 
-def state_steps(family: str, layers: int, rounds: int) -> Iterator[Figure]:
+def state_steps(family: str, layers: int, rounds: int, behind: Sequence[int] = (SHORT, LONG)) -> Iterator[Figure]:
     """A prompt beside transformers' eager path, in turns; a step behind 64 rows and behind 4,096, interleaved; the
     bytes of a sequence's states."""
     import torch
@@ -51,7 +53,7 @@ def state_steps(family: str, layers: int, rounds: int) -> Iterator[Figure]:
     with TemporaryDirectory() as folder:
         model = saved_model(Path(folder), family, layers)
         program = find_exact(open_model(Path(folder)), Report(quiet=True), Generation(PROMPT, 128))
-    session = decodable(program).start(4 * LONG)
+    session = decodable(program).start(sum(behind) + 4 * LONG)
     tokens = np.random.default_rng(0).integers(0, WORDS, PROMPT)
     ours, theirs = list[float](), list[float]()
     with torch.no_grad():
@@ -67,12 +69,21 @@ def state_steps(family: str, layers: int, rounds: int) -> Iterator[Figure]:
     ours, theirs = ours[1:], theirs[1:]
     say(f"a prompt of {PROMPT} rows, {layers} layers: ours {median(ours):.3f} s, transformers {median(theirs):.3f} s")
     yield Figure("a prompt over transformers' eager path", median(ours) / median(theirs), "x", most=0.25)
-    yield from steps_behind(session, tokens)
+    yield from steps_behind(session, tokens, read_bytes(program), behind)
 
 
-def steps_behind(session: Any, tokens: Any) -> Iterator[Figure]:
-    """One-row steps behind few rows and many, each undone; of a model that has caches beside states they may differ."""
-    held = {length: session.join() for length in (SHORT, LONG)}
+def read_bytes(program: Program) -> int:
+    """Bytes that a step of one row reads of weights: all but tables, of which a row is read."""
+    used = {
+        name for step in program.steps for operand, name in step.operands.items() if not operand.startswith("table")
+    }
+    return sum(numbers.nbytes for name, numbers in program.constants.items() if name in used)
+
+
+def steps_behind(session: Any, tokens: Any, weights: int, behind: Sequence[int]) -> Iterator[Figure]:
+    """One-row steps behind so many rows, each undone; of a model that has caches beside states they may differ. A step
+    reads the weights and the states of its sequence, and writes states."""
+    held = {length: session.join() for length in behind}
     for length, sequence in held.items():
         for at in range(0, length, PROMPT):
             session.step({sequence: tokens[: min(PROMPT, length - at)]})
@@ -84,6 +95,13 @@ def steps_behind(session: Any, tokens: Any) -> Iterator[Figure]:
     for length, times in taken.items():
         say(f"a step behind {length} rows: {', '.join(f'{1e3 * part:.2f}' for part in quantiles(times))} ms, quartiles")
     say(f"{session!r}")
-    apart = median(taken[LONG]) / median(taken[SHORT])
     alike = {} if session.caches else dict(least=0.95, most=1.05)
-    yield Figure(f"a step behind {LONG} rows over one behind {SHORT}", apart, "x", **alike)
+    first, *others = behind
+    for length in others:
+        apart = median(taken[length]) / median(taken[first])
+        yield Figure(f"a step behind {length} rows over one behind {first}", apart, "x", **alike)
+    moved = weights + 2 * session.state_bytes
+    rate = bandwidth(dict(memory_levels())["memory"]).all
+    share = moved / median(taken[first]) / rate
+    say(f"a step moves {moved:,} bytes: {weights:,} of weights; memory is read at {rate / 1e9:.1f} GB/s")
+    yield Figure("a step, of measured bandwidth", share, "", least=0.7)

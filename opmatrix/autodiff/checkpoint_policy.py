@@ -84,7 +84,7 @@ def name_units(forward: Forward) -> dict[int, str]:
                 name(line.args[0], WEIGHT_IN)
             case "act" if line.args and line.more[0].entrywise and not line.more[0].linear and at not in forward.inside:
                 name(line.args[0], ACTIVATION_IN)
-            case "product" | "scan":
+            case "product" | "scan" | "delta_rule":
                 for arg in line.args:
                     name(arg, PRODUCT_IN)
             case "shares":

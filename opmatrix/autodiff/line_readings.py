@@ -12,7 +12,7 @@ from opmatrix.algebra import monoids
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.traced import Operation
 from opmatrix.algebra.data import Numeric
-from opmatrix.algebra.nodes import add, const, given, keep_top, mul, product, row, scan, symbol, turn
+from opmatrix.algebra.nodes import add, const, gated_delta_rule, given, keep_top, mul, product, row, scan, symbol, turn
 from opmatrix.algebra.oracles import DenseReading, ReadInput, check_input
 from opmatrix.algebra.term import KINDS, Operator
 from opmatrix.autodiff.backward_kinds import ahead, dropped, fold, shares
@@ -128,6 +128,8 @@ def as_term(line: Operation, *args: Operator) -> Operator:
             term = product(*args, *line.more)
         case "scan":
             term = scan(*args, *line.more)
+        case "delta_rule":
+            term = gated_delta_rule(*args)
         case "keep_top":
             term = keep_top(*args, *line.more)
         case "shares":

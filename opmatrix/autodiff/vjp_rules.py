@@ -17,17 +17,17 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.nodes import cols, const, diag, ones, over, reciprocal, weight
 from opmatrix.algebra.operators import share
-from opmatrix.algebra.positions.patterns import causal, everyone, sequence
+from opmatrix.algebra.positions.patterns import everyone
 from opmatrix.algebra.shapes import LiveSize, Shape, Space
 from opmatrix.algebra.term import Operator, adjoint, read
 from opmatrix.autodiff.backward_kinds import derivative, derivative_of, widen
+from opmatrix.autodiff.delta_vjp import UP_TO_ROW, DeltaPass, negative, row_behind, scanned_back
 
 if TYPE_CHECKING:
     from opmatrix.autodiff.pullback import Pull
 
 PullRule: TypeAlias = Callable[["Pull", int, Operation, TracedValue], None]
 PULLS: dict[str, PullRule] = {}
-UP_TO_ROW = sequence & causal  # the rows that a row sees in a scan
 
 
 def pulls(*ops: str) -> Callable[[PullRule], PullRule]:
@@ -54,12 +54,6 @@ def fitted_to(g: TracedValue, shape: Shape) -> TracedValue:
     if shape.heads == 1 and g.shape.heads != 1:
         g = g.total()
     return g.act(ones()) if shape.cols == 1 and g.shape.cols != 1 else g
-
-
-def negative(g: TracedValue) -> TracedValue:
-    """Multiply by -1."""
-    minus: Operator = const(-1.0)
-    return g * g.act(minus)
 
 
 @pulls("input", "given", "related", "entered", "by_distance")
@@ -240,7 +234,7 @@ def pull_scan(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
         if where.whole:  # the last row alone is read, by all
             total = g.act(const(1.0)).scan(g, monoids.sum, where)
             g = total + negative(total.shift(-1))
-        read_by = scanned_back(factors if factors.line.level else factors.shift(-1), g)
+        read_by = scanned_back(row_behind(factors), g)
         pull.give(b, lambda: fitted_to(read_by, pull.shape(b)))
         result = factors.scan(pull.value(b, at), over_, before) if where.whole else pull.value(at, at)
         pull.give(a, lambda: fitted_to(read_by * result.shift(1), pull.shape(a)))
@@ -248,10 +242,19 @@ def pull_scan(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
         raise refuse(f"a scan over {name_of(over_)}")
 
 
-def scanned_back(factors: TracedValue, g: TracedValue) -> TracedValue:
-    """Return g merged with that of the rows behind, times the factors of each row."""
-    factors = factors if factors.line.level else factors.backwards()
-    return factors.scan(g.backwards(), monoids.decay, UP_TO_ROW).backwards()
+@pulls("delta_rule")
+def pull_delta_rule(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    """Pull back through the delta rule: what rows wrote goes back by the delta rule from the last row on."""
+    q, k, v, betas, decays = (pull.value(operand, at) for operand in line.args)
+    rows = DeltaPass(q, k, v, betas, decays, g)
+    backward = rows.for_queries, rows.for_keys, rows.for_values, rows.for_betas, rows.for_decays
+    for operand, make in zip(line.args, backward, strict=True):
+        pull.give(operand, partial(fitted_back, pull, operand, make))
+
+
+def fitted_back(pull: Pull, operand: int, make: Callable[[], TracedValue]) -> TracedValue:
+    """Return a cotangent, summed where its operand was spread."""
+    return fitted_to(make(), pull.shape(operand))
 
 
 @pulls("shares")

@@ -266,11 +266,12 @@ def parameters(config: Settings) -> int:
 def activated(config: Settings) -> LiveSize:
     """Count the parameters of the model of a config that are active for one row: of experts those that it is routed to,
     of everything else all, tables of tokens and heads too, as publications count."""
-    models, count = list[Operator](), expression(0)
+    models = list[Operator]()
     shapes = ask_for(lambda at: models.append(with_head(with_few_positions(config), at)))
+    count = sum(map(prod, shapes.values()), expression(0))
     for data, share in read_shares(*models).items():
         if (data.name or "").partition("[")[0] in shapes:  # a matrix, or rows that were cut of one
-            count += share * prod(data.shape)
+            count -= (1 - share) * prod(data.shape)
     return as_int(count)
 
 

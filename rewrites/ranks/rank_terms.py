@@ -160,6 +160,8 @@ class StretchTerms:
                 term = nodes.keep_top(*taken, *step.more)
             case "scan":
                 term = nodes.scan(*taken, *step.more)
+            case "delta_rule":
+                term = nodes.gated_delta_rule(*taken)
             case "turn":
                 term = nodes.turn(*taken)
             case "beside":
@@ -226,7 +228,7 @@ def write_model(stage: StageSteps, stretch: Stretch, here: LocalNumbers, layer_o
     """Return a stretch of a rank as a model. `layer_of` numbers the layers of factors. A stretch that mixes rows at
     most once is one part, however many layers it touches."""
     terms = StretchTerms(stage, stretch, here)
-    mixing = {stage.factor[at] for at in stretch.steps if stage.steps[at].op in ("product", "scan")}
+    mixing = {stage.factor[at] for at in stretch.steps if stage.steps[at].op in ("product", "scan", "delta_rule")}
     layers = layer_of if len(mixing) > 1 else {}
     gives = {f"y{k}": at for k, at in enumerate(stretch.outputs)}
     outputs = {name: terms.whole(at, layers) for name, at in gives.items()}

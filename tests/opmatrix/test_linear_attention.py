@@ -16,6 +16,7 @@ from formats.host.threads import limit
 from formats.machine.calibration import GRID, REPLAYED, Numbers
 from opmatrix.algebra.batch.extents import collect_needs
 from opmatrix.algebra.operators import (
+    I,
     const,
     delta_rule,
     gated_delta_rule,
@@ -24,6 +25,7 @@ from opmatrix.algebra.operators import (
     linear_attention,
     product,
     relu,
+    scan,
     sigmoid,
     turn,
     unit_length,
@@ -548,14 +550,30 @@ def test_decays_of_all_rows_are_in_the_kernel(h, count):
     np.testing.assert_allclose(program.run(LONG), wanted, rtol=1e-4, atol=1e-5 * abs(wanted).max())
 
 
+@pytest.mark.parametrize("corrects", [False, True])
 @pytest.mark.parametrize("mesh", [dict(dp=(2, "data")), dict(tp=(3, "tensor")), dict(cp=(2, "ring"))], ids=str)
-def test_ranks_have_the_same_numbers(mesh):
+def test_ranks_have_the_same_numbers(mesh, corrects):
     """They share sequences and heads; rows are gathered."""
     ids = RNG.integers(0, 9, (4, 6))
-    model = gated(3, GATE)
+    model = corrected(3) if corrects else gated(3, GATE)
     plan = om.partition(model, om.Mesh.of(**mesh), om.BatchSizes(4, 6))
     wanted = om.dense(model, om.Batch(list(ids))).reshape(4, 6, N)
     np.testing.assert_allclose(np.squeeze(run_ranks(plan, Feed(ids)).value), wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: scan(const(np.array([0.5, np.nan])), I, om.decay),
+        lambda: gated_linear_attention(I, I, I, I @ weight(np.array([[0.5], [np.nan]]))),
+        lambda: gated_delta_rule(I, I, I, COLUMNS[1], const(np.array([np.nan]))),
+    ],
+    ids=["scan", "weights", "delta rule"],
+)
+def test_a_decay_that_is_no_number_is_refused_in_a_line(make):
+    with pytest.raises(ValueError, match=r"^an operand of shape .*: NaN at") as caught:
+        make()
+    assert "\n" not in str(caught.value)
 
 
 def test_what_is_not_built_is_refused_by_name():
@@ -564,10 +582,6 @@ def test_what_is_not_built_is_refused_by_name():
         cached_model(model)
     with pytest.raises(InputError, match=r"recurrent: it reads other rows.*: its rows read the state behind the last"):
         om.cached(om.schedule(gated(3, GATE, sequence), LONG, machine=standin.machine()).program)
-    with pytest.raises(InputError, match="no sharding rule for delta_rule"):
-        om.partition(corrected(3), om.Mesh.of(dp=(2, "data")), om.BatchSizes(4, 6))
-    with pytest.raises(InputError, match=r"^pullback: .*delta_rule"):
-        om.pullback(corrected(3))
 
 
 def test_a_search_for_generation_takes_what_sessions_run():

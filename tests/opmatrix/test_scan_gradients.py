@@ -13,6 +13,7 @@ from opmatrix.algebra.operators import (
     I,
     const,
     delta_rule,
+    gated_delta_rule,
     gated_linear_attention,
     heads,
     linear_attention,
@@ -29,10 +30,22 @@ from opmatrix.parallel.sharding.feeds import Feed
 from opmatrix.parallel.train.backward_ranks import run_backward
 
 PREFIX = sequence & causal
+OVER = "sum", "decay"
 N, LENGTHS = 4, (5, 1, 3)
 BATCH = om.Batch([[0] * length for length in LENGTHS])
 SHAPES = dict(
-    A=(N, N), one=(N, 1), q=(N, 4), k=(N, 4), v=(N, 6), k1=(N, 2), v1=(N, 3), gate=(N, 2), row=(N,), rates=(2,)
+    A=(N, N),
+    one=(N, 1),
+    q=(N, 4),
+    k=(N, 4),
+    v=(N, 6),
+    k1=(N, 2),
+    v1=(N, 3),
+    gate=(N, 2),
+    row=(N,),
+    rates=(2,),
+    beta=(N, 2),
+    beta1=(N, 1),
 )
 
 
@@ -57,7 +70,26 @@ def decayed(decays, keys="k", values="v"):
     return mixed
 
 
-FORMS = {
+def corrected(decays=None, keys="k", betas="beta"):
+    """The delta rule of two heads, of which keys and betas may be those of one; with decays or without."""
+
+    def mixed(x, W, where, over):
+        split = lambda name: x @ W(name) if name in ("k1", "beta1") else x @ W(name) @ heads(2)
+        parts = split("q"), split(keys), split("v"), split(betas) @ sigmoid
+        made = gated_delta_rule(*parts, decays(x, W)) if decays else delta_rule(*parts)
+        return made @ heads(2).T
+
+    return mixed
+
+
+DELTA = {
+    "delta": corrected(),
+    "delta, one head of keys": corrected(keys="k1"),
+    "delta, heads": corrected(lambda x, W: x @ W("gate") @ sigmoid @ heads(2)),
+    "delta, columns of keys": corrected(lambda x, W: x @ W("A") @ sigmoid @ heads(2), betas="beta1"),
+    "delta, rates": corrected(lambda x, W: W("rates") @ heads(2)),
+}
+FORMS = DELTA | {
     "columns": scanned(lambda x, W: x @ sigmoid, lambda x, W: x @ W("A")),
     "a factor a row": scanned(lambda x, W: x @ W("one") @ sigmoid, lambda x, W: x),
     "one number for rows": scanned(lambda x, W: x @ W("A") @ sigmoid, lambda x, W: x @ W("one")),
@@ -81,9 +113,12 @@ def made(form, where, over, arrays):
     return formula(lambda x: FORMS[form](x, learned, where, over))
 
 
-@pytest.mark.parametrize("over", ["sum", "decay"])
-@pytest.mark.parametrize("where", [PREFIX, sequence], ids=str)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "where", "over"),
+    [(form, where, over) for form in FORMS if form not in DELTA for where in (PREFIX, sequence) for over in OVER]
+    + [(form, PREFIX, "delta") for form in DELTA],
+    ids=str,
+)
 def test_gradients_are_those_of_differences(form, where, over):
     """Of x and of every array, along random directions."""
     arrays, rng = drawn(), np.random.default_rng(1)
@@ -108,8 +143,12 @@ def test_gradients_are_those_of_differences(form, where, over):
     assert {*found.arrays} == {name for name in SHAPES if name in named}
 
 
-@pytest.mark.parametrize("form", ["columns", "columns of keys"])
-@pytest.mark.parametrize("where", [PREFIX, sequence], ids=str)
+@pytest.mark.parametrize(
+    ("form", "where"),
+    [(form, where) for form in ("columns", "columns of keys") for where in (PREFIX, sequence)]
+    + [("delta, heads", PREFIX)],
+    ids=str,
+)
 def test_what_is_kept_changes_no_gradient(form, where):
     x = np.random.default_rng(2).normal(size=(sum(LENGTHS), N))
     first, *others = (pullback(made(form, where, "decay", drawn()), x=N, keep=keep) for keep in NAMED_POLICIES)
@@ -122,14 +161,18 @@ def test_what_is_kept_changes_no_gradient(form, where):
             np.testing.assert_array_equal(found.arrays[name], array)
 
 
-def test_a_sequence_has_the_gradients_that_it_has_alone():
-    """No factor of a row reaches the rows of another sequence, a factor of 0 no row before it."""
-    term, x = made("columns", PREFIX, "decay", drawn()), np.random.default_rng(3).normal(size=(sum(LENGTHS), N))
+@pytest.mark.parametrize("form", ["columns", "delta, heads"])
+def test_a_sequence_has_the_gradients_that_it_has_alone(form):
+    """No factor of a row reaches the rows of another sequence."""
+    term, x = made(form, PREFIX, "decay", drawn()), np.random.default_rng(3).normal(size=(sum(LENGTHS), N))
     pulled, ends = pullback(term, x=N), np.cumsum(LENGTHS)
     whole = pulled.at(x, BATCH).x
     for length, end in zip(LENGTHS, ends, strict=True):
         alone = pulled.at(x[end - length : end], om.Batch([[0] * length])).x
         np.testing.assert_allclose(whole[end - length : end], alone, rtol=1e-12)
+
+
+def test_a_factor_of_0_lets_no_gradient_pass():
     reset = formula(lambda x: scan(x @ om.cols(0, 1, 2), x @ om.cols(1, 2, 2), om.decay))
     rows = np.stack([np.array([0.5, 0.5, 0, 0.5, 0.5]), np.arange(1.0, 6)], 1)
     g = np.array([[0.0], [0], [0], [0], [1]])
@@ -138,10 +181,11 @@ def test_a_sequence_has_the_gradients_that_it_has_alone():
     np.testing.assert_allclose(back[:, 0], [0, 0, 0.25 * 2.5, 0.5 * 3, 5.5])
 
 
-def test_gradients_are_terms():
-    rng = np.random.default_rng(4)
-    x, g = (rng.normal(size=(sum(LENGTHS), N)).astype(np.float32) for _ in range(2))
-    pulled = pullback(made("columns", PREFIX, "decay", drawn()), x=N)
+@pytest.mark.parametrize("form", ["columns", "delta, columns of keys"])
+def test_gradients_are_terms(form):
+    rng, term = np.random.default_rng(4), made(form, PREFIX, "decay", drawn())
+    x, g = (rng.normal(size=(sum(LENGTHS), n)).astype(np.float32) for n in (N, term.out.cols))
+    pulled = pullback(term, x=N)
     batch = om.Batch([[0] * length for length in LENGTHS], inputs=dict(cotangent=g))
     found = pulled.at(x, batch, g)
     np.testing.assert_allclose(om.dense(pulled.cotangent, x, batch), found.x, rtol=1e-10)
@@ -175,9 +219,8 @@ def test_a_table_of_tokens_learns_behind_one_head():
     [
         (scan(const(1.0), I, om.monoids.max), "a scan over max"),
         (scan(const(1.0), I, om.monoids.mean), "a scan over mean"),
-        (delta_rule(I, I, I, weight(np.ones((N, 1)))), "delta_rule"),
     ],
-    ids=["max", "mean", "delta rule"],
+    ids=["max", "mean"],
 )
 def test_others_are_refused_by_name(term, named):
     with pytest.raises(InputError, match=rf"^pullback: {named} has no pullback") as caught:
@@ -185,12 +228,17 @@ def test_others_are_refused_by_name(term, named):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("rule", ["linear attention", "delta rule"])
 @pytest.mark.parametrize("name", ["data", "zero3", "tensor", "sequence", "rows"])
-def test_ranks_have_the_gradients_of_one(name):
+def test_ranks_have_the_gradients_of_one(name, rule):
     """Sequences and heads stay sharded, rows are gathered; what is counted is what the formulas say."""
     at = random_arrays()
     parts = [weight(at(part, 12, 12)) @ heads(2) for part in "qkv"] + [weight(at("g", 12, 2)) @ sigmoid @ heads(2)]
-    mixed = gated_linear_attention(*parts) @ heads(2).T @ weight(at("o", 12, 12))
+    if rule == "delta rule":
+        mixed = gated_delta_rule(*parts, weight(at("b", 12, 2)) @ sigmoid @ heads(2))
+    else:
+        mixed = gated_linear_attention(*parts)
+    mixed = mixed @ heads(2).T @ weight(at("o", 12, 12))
     term = weight(at("table", VOCABULARY, 12)) @ (I + mixed) @ scan(const(0.5), I, om.decay)
     ids, g, alone = one_rank(term, 4, 6)
     ran = run_backward(term, om.Mesh.of(x=(2, name)), Feed(ids), g)

@@ -130,6 +130,8 @@ FAULTS = {
         "range(begins[at], begins[at + 1])",
         "range(max(0, begins[at] - 1), begins[at + 1])",
     ),
+    "sides exchanged": ("decay", "v5 = v4 + v3", "v5 = v3 * v1 + v2"),
+    "a decay once too often": ("decay", "v5 = v4 + v3", "v5 = v2 * (v4 + v3)"),
     "a lost row": ("mean", "range(begins[at], begins[at + 1])", "range(begins[at], begins[at + 1] - 1)"),
     "carriers of the first vector alone": ("turning", "place + 4 * (col + 16)", "place + 4 * (col + 0)"),
     "a head of another": ("decay a head", "(head - top) * c.columns", "0 * c.columns"),

@@ -5,7 +5,7 @@ import pytest
 
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.operators import gated_linear_attention, heads, sigmoid, weight
+from opmatrix.algebra.operators import gated_delta_rule, gated_linear_attention, heads, sigmoid, weight
 from opmatrix.algebra.term import formula
 from opmatrix.autodiff.pullback import pullback
 from opmatrix.models import build, normalise_config
@@ -80,27 +80,33 @@ def test_gradients_equal_autograd(family):
             np.testing.assert_array_equal(again.arrays[name], found.arrays[name])
 
 
-def test_gradients_of_gated_linear_attention_equal_autograd():
+@pytest.mark.parametrize("corrects", [False, True], ids=["linear attention", "the delta rule"])
+def test_gradients_of_gated_states_equal_autograd(corrects):
     """Of two heads, as torch runs the recurrence row by row."""
     torch.manual_seed(0)
-    names = dict(q=(6, 8), k=(6, 8), v=(6, 4), g=(6, 2))
+    names = dict(q=(6, 8), k=(6, 8), v=(6, 4), g=(6, 2)) | (dict(b=(6, 2)) if corrects else {})
     state = {name: torch.randn(shape, dtype=torch.float64, requires_grad=True) for name, shape in names.items()}
     x = torch.randn(7, 6, dtype=torch.float64, requires_grad=True)
-    q, k, v, decays = ((x @ state[name]).reshape(7, 2, -1) for name in names)
-    decays, rows, kept = torch.sigmoid(decays), [], torch.zeros(2, 4, 2, dtype=torch.float64)
+    q, k, v, decays, *betas = ((x @ state[name]).reshape(7, 2, -1) for name in names)
+    decays, betas = torch.sigmoid(decays), [torch.sigmoid(beta) for beta in betas]
+    rows, kept = [], torch.zeros(2, 4, 2, dtype=torch.float64)
     for t in range(7):
-        kept = (0 if t == 5 else decays[t, :, :, None]) * kept + k[t, :, :, None] * v[t, :, None, :]
+        kept = (0 if t == 5 else decays[t, :, :, None]) * kept
+        added = v[t]
+        for beta in betas:
+            added = beta[t] * (added - torch.einsum("hd,hde->he", k[t], kept))
+        kept = kept + k[t, :, :, None] * added[:, None, :]
         rows.append(torch.einsum("hd,hde->he", q[t], kept).reshape(-1))
     g = torch.randn(7, 4, dtype=torch.float64)
     (torch.stack(rows) * g).sum().backward()
     W = {name: weight(Data(each.detach().numpy(), name)) for name, each in state.items()}
-    term = formula(
-        lambda x: (
-            gated_linear_attention(*(x @ W[name] @ heads(2) for name in "qkv"), x @ W["g"] @ sigmoid @ heads(2))
-            @ heads(2).T
-        )
-    )
-    found = pullback(term, x=6).at(x.detach().numpy(), Batch([[0] * 5, [0] * 2]), g.numpy())
+
+    def mixed(x):
+        parts = [x @ W[name] @ heads(2) for name in "qkv"]
+        passed = [x @ W[name] @ sigmoid @ heads(2) for name in ("bg" if corrects else "g")]
+        return (gated_delta_rule if corrects else gated_linear_attention)(*parts, *passed) @ heads(2).T
+
+    found = pullback(formula(mixed), x=6).at(x.detach().numpy(), Batch([[0] * 5, [0] * 2]), g.numpy())
     np.testing.assert_allclose(found.x, x.grad.numpy(), rtol=1e-10, atol=1e-10)
     for name, each in state.items():
         np.testing.assert_allclose(found.arrays[name], each.grad.numpy(), rtol=1e-10, atol=1e-10)

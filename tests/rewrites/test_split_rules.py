@@ -22,6 +22,7 @@ from opmatrix.algebra.nodes import over as merge
 from opmatrix.algebra.operators import (
     I,
     const,
+    delta_rule,
     gelu,
     given,
     heads,
@@ -87,6 +88,8 @@ def test_what_is_proved_and_what_is_checked():
         *(("backwards", sharded) for sharded in ("sequences", "columns", "heads")),
         ("product", "sequences"),
         ("scan", "sequences"),
+        ("delta_rule", "sequences"),
+        ("delta_rule", "heads"),
         ("ring", "ring of keys"),
         ("product", "halo"),
         ("among", "halo"),
@@ -181,6 +184,7 @@ def splits():
         keep_top(scores @ heads(4), scores @ heads(4), 1) @ weight(at("H", 4, 2, 3)) @ total,
         scan(scores, scores @ gelu),
         scan(scores @ heads(4), scores @ heads(4) @ gelu, monoids.softmax, sequence) @ weight(at("H", 4, 2, 3)) @ total,
+        delta_rule(*(scores @ heads(4),) * 3, I @ weight(at("B", 6, 1))) @ weight(at("H", 4, 2, 3)) @ total,
         keep_top(const(1.0), I @ weight(at("W", 6, 8)), 3),
     ):
         for mesh in (data, Mesh.of(cp=(2, "ring")), Mesh.of(tp=(2, "tensor"))):

@@ -16,7 +16,7 @@ from opmatrix.algebra import monoids
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.relations import Sparse
 from opmatrix.algebra.monoid import Carrier, Monoid
-from opmatrix.algebra.operators import gelu, given, pick, product, relation, scan, shift, turn, weight
+from opmatrix.algebra.operators import gated_delta_rule, gelu, given, pick, product, relation, scan, shift, turn, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.positions.patterns import Pattern, among, causal, everyone, sequence, window
 from opmatrix.algebra.term import Operator
@@ -211,6 +211,30 @@ def scanned_sequences_one_by_one(over: type[Monoid], n: int, rng: np.random.Gene
         a, b = (weight(rng.normal(size=(5, 3))) @ gelu for _ in range(2))
         parts, wanted = by_sequences(scan(a, b, over, where), n, rng)
         compare_pieces("scanned_sequences_one_by_one", f"{over.__name__} where {where}", parts, wanted)
+
+
+@try_parts(("delta_rule", "sequences"), ("delta_rule", "heads"), reason=BATCHES, over=(monoids.sum,))
+def corrected_one_by_one(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
+    """Check that no row corrects the state of another rank's sequences, or of another head; all may share keys."""
+
+    def some(rows: int, heads: int) -> NDArray[np.float64]:
+        return rng.normal(size=(5, rows)) if heads == 1 else rng.normal(size=(heads, 5, rows))
+
+    q, k, v, betas, decays = some(3, MANY), some(3, 1), some(2, MANY), some(1, MANY), some(1, 1)
+    term = gated_delta_rule(*(weight(part) for part in (q, k, v, betas, decays)))
+    x, batch = rng.normal(size=(sum(SEQUENCES), 5)), zeros(SEQUENCES)
+    whole, ends = np.asarray(dense(term, x, batch)), np.cumsum([0, *SEQUENCES])
+    parts = [
+        np.asarray(dense(term, x[ends[lo] : ends[hi]], zeros(SEQUENCES[lo:hi])))
+        for lo, hi in uneven(len(SEQUENCES), n, rng)
+        if lo < hi
+    ]
+    compare_pieces("corrected_one_by_one", "sequences", np.concatenate(parts, 1), whole)
+    for lo, hi in uneven(MANY, n, rng):
+        if lo < hi:
+            own = [q[lo:hi], k, v[lo:hi], betas[lo:hi], decays]
+            part = np.asarray(dense(gated_delta_rule(*(weight(each) for each in own)), x, batch))
+            compare_pieces("corrected_one_by_one", "heads", part.reshape(whole[lo:hi].shape), whole[lo:hi])
 
 
 @try_parts(("pick", "picked rows"), reason=BATCHES, over=(monoids.softmax,))

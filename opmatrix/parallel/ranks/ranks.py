@@ -18,6 +18,7 @@ from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.oracles import DenseReading, reduced
 from opmatrix.algebra.positions.patterns import Pattern
+from opmatrix.algebra.positions.visibility import corrected_rows
 from opmatrix.algebra.routes import keep_taken, largest
 from opmatrix.algebra.term import Operator
 from opmatrix.parallel.ranks.moe_experts import AskingRank, ByExpert
@@ -346,6 +347,15 @@ class Rank(AskingRank):
         over, where = step.more
         shape = np.broadcast_shapes(u.shape, v.shape)
         return np.asarray(over.scan(*(np.broadcast_to(x, shape) for x in (u, v)), where.whole), np.float64)
+
+    def delta_rule(self, step: RankStep, *operands: Numeric) -> Held:
+        """Pass the rows of each sequence through a state that each corrects; count a read by its key, what is added,
+        and a read by its query."""
+        shape = np.broadcast_shapes(*(x.shape[:-1] for x in operands))
+        parts = [np.broadcast_to(x, (*shape, x.shape[-1])) for x in operands]
+        result = np.stack([corrected_rows(*rows) for rows in zip(*parts, strict=True)])
+        self.meter.flops += 6 * result.size * parts[0].shape[-1]
+        return result
 
     def turn(self, step: RankStep, x: Numeric) -> Held:
         """Exchange rows and columns."""

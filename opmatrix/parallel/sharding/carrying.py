@@ -28,7 +28,9 @@ def asked_of(data: Data, cuts: Mapping[str, str]) -> str | None:
     return next((how for pattern, how in cuts.items() if fnmatch(name, pattern)), None)
 
 
-PASSING = "split", "join", "repeat", "turn", "product", "beside", "keep_top", "shares", "dropped", "shift", "backwards"
+PASSING = frozenset(
+    {"split", "join", "repeat", "turn", "product", "beside", "keep_top", "shares", "dropped", "shift", "backwards"}
+)  # operations whose columns or heads are open where those of all operands are
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ class Cuttable:
             return contracts(matrix) if line.shape.heads == 1 and not (matrix.entrywise or matrix.diagonal) else opened
         if self.gathers(line):
             return self.opened[line.args[-1]]
-        if line.op in ("add", "mul", "scan"):
+        if line.op in ("add", "mul", "scan", "delta_rule"):
             return any(self.opened[a] for a in line.args)
         return line.op in PASSING and all(self.opened[a] for a in line.args)
 
@@ -151,6 +153,8 @@ class Cuttable:
                 return on and heads and all(self.opened[a] for a in reader.args)
             case "product":
                 return on and heads and all(map(self.headed, reader.args))
+            case "delta_rule":
+                return on and heads
             case "total":
                 return True
         return False
@@ -185,7 +189,7 @@ class Cuttable:
     def wanted(self, reader: int) -> Grain | None:
         """Return the units that a reader can take of its operand; None for a weight that merges all columns."""
         line = self.lines[reader]
-        if line.op in ("product", "join") and not self.gathers(line):
+        if line.op in ("product", "join", "delta_rule") and not self.gathers(line):
             return self.grain[reader]
         if line.op == "total":
             return self.grain[line.args[0]]

@@ -118,6 +118,9 @@ class Booked:
             return self.asked.flops(at)
         if step.op == "among":
             return self.entry_scores(at) * 2 * self.entry_columns(at)
+        if step.op == "delta_rule":  # a key reads the state, a row adds to it, a query reads it
+            result, d = self.held_dims[at], self.held_dims[step.args[0]].cols
+            return sympy.sympify(6 * result.batch * result.heads * result.rows * result.cols * d)
         if not step.args or step.op not in ("act", "product"):
             return NONE
         x, result = self.held_dims[step.args[0]], self.held_dims[at]

@@ -180,6 +180,20 @@ def split_scan(split: Ground, k: int, axis: Axis, at: int, line: Operation, args
     return [target, target], target, None, "sequences" if role_of(target) == "batch" else pass_rule(target)
 
 
+@rule("delta_rule")
+def split_delta_rule(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
+    """Split rows that correct a state: sequences and heads stay sharded, all else is gathered; a head that all share is
+    whole on every rank."""
+    held = [state for a, state in zip(args, states_on(split, k, args), strict=True) if not split.free(a)]
+    target = next((state for state in held if role_of(state) in ("batch", "heads")), None)
+    if target is None or any(state != target for state in held if role_of(state) is not None):
+        target = split.home_of(k, split.sizes.dims(line.shape, line.level))
+        target = target if role_of(target) == "batch" else None
+    if role_of(target) == "heads":
+        return [None if split.steps[a].dims.heads == 1 else target for a in args], target, None, "heads"
+    return [target] * len(args), target, None, "sequences" if role_of(target) == "batch" else ""
+
+
 @rule("turn")
 def split_turn(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Split a transpose: rows become columns."""
