@@ -25,13 +25,15 @@ from opmatrix.algebra.operators import I, product, relu, row, symbol, turn
 from opmatrix.algebra.shapes import Shape, size
 from opmatrix.algebra.term import Operator
 from opmatrix.display.tables import table
+from rewrites.discovery.written import restate
 from rewrites.extraction import Extraction, Node, Problem, extract, read_problem, verify
 from rewrites.laws import EXACT_LAWS
 from rewrites.laws.kinds import left, right
-from rewrites.laws.law import find
+from rewrites.laws.law import Law, find
 from rewrites.laws.proving.value_kinds import below, unit
 from rewrites.proofs.equations import Prover
 from rewrites.proofs.refute import refute
+from rewrites.verify.user_laws import load_laws
 
 # ---- extraction
 
@@ -368,6 +370,12 @@ def judged(prover: Prover, lhs: str, rhs: str) -> tuple[bool, float, bool, str]:
     return proof.proved, seconds, not proof and refute(*sides) is not None, proof.cut
 
 
+def read_undirected(file: Path) -> list[Law]:
+    """Return the laws of a file that discovery wrote, in both directions, without facts that only direct them. Raises
+    InputError for a file that declares no law."""
+    return [restate(law).undirected(law.name) for law in load_laws(file).laws]
+
+
 def measure_peer_laws() -> None:
     """Prove others' equations by the laws of this project: `python benchmarks/extraction.py peer_laws FILE --csv OUT`.
 
@@ -375,13 +383,17 @@ def measure_peer_laws() -> None:
     Add and Mul entry by entry, S times a number, T transpose, Cat0 and Cat1 rows above rows and columns beside
     columns, Sp<part><axis> a part of a concatenation, Relu, Imm the identity matrix, In an input. Proved: both
     sides end in one class of the e-graph (rewrites/proofs/equations.py). What is not proved is tried with numbers.
+    With `--laws FOUND.py`, a file that `opmatrix discover --out` wrote, its laws are used in place of those of values,
+    in both directions: what is proved then is derivable from what was found.
     OUT has the columns truth, lhs, rhs, proved, seconds (of one equation, read and proved), refuted."""
     parser = Parser(measure_peer_laws)
     parser.add_argument("file", type=readable)
+    parser.add_argument("--laws", type=readable, metavar="FOUND.py", help="found laws, in place of those of values")
     options = parser.parse_args()
     takes(2 + 0.06 * sum(1 for _ in equations(options.file)))
     start = time.perf_counter()
-    prover, rows, ready = Prover(), [], time.perf_counter() - start
+    prover = Prover(read_undirected(options.laws)) if options.laws else Prover()
+    rows, ready = [], time.perf_counter() - start
     for truth, lhs, rhs in equations(options.file):
         prover.refresh()  # what an engine costs belongs to no equation, but to all
         proved, seconds, refuted, why = judged(prover, lhs, rhs)

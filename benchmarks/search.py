@@ -2,8 +2,9 @@
 each weight may be stored in eight ways.
 
     python benchmarks/search.py [--layers 1 2 6 12 24 48] [--tokens 128] [--rounds 3] [--width 768] [--brief]
-                                [--models smollm2] [--csv OUT]
+                                [--models smollm2] [--found FOUND.py] [--csv OUT]
 
+With `--found` the laws of a file that `opmatrix discover --out` wrote are searched with, in place of all of ours.
 Only sizes count, so weights are promised, not made. Imports are done
 before the clock starts; figures are medians of rounds, without the garbage collector, as timeit has it."""
 
@@ -15,7 +16,7 @@ from statistics import median
 from zlib import crc32
 
 from lib import command
-from lib.command import Figure, Parser, concluded, count, say, shown, spread, tabled, takes
+from lib.command import Figure, Parser, concluded, count, readable, say, shown, spread, tabled, takes
 
 import egglog.bindings  # noqa: F401
 import scipy.optimize  # noqa: F401
@@ -33,6 +34,7 @@ from rewrites.laws import EXACT_LAWS
 from rewrites.laws.flat import factors
 from rewrites.lowering.lower import EXACT, Method
 from rewrites.search.search import SearchSpace, search
+from rewrites.verify.user_laws import load_laws
 
 COLUMNS = "layers", "laws", "phase", "seconds", "nodes", "classes", "time_s", "bound_s", "greedy_s", "spread"
 HEADER = "seconds", "spread", "of processor", "nodes", "classes", "ms predicted", "bound", "greedy", "gap", "by phase"
@@ -59,6 +61,7 @@ def main() -> None:
     parser.add_argument("--width", type=count, default=768)
     parser.add_argument("--brief", action="store_true", help="the layers alone: no other widths, methods or laws")
     parser.add_argument("--models", nargs="+", default=[], help="names or directories of checkpoints")
+    parser.add_argument("--found", type=readable, metavar="FOUND.py", help="found laws, in place of ours")
     given = parser.parse_args()
     takes(4 + 0.06 * given.rounds * sum(given.layers) + (not given.brief) * (20 + 12 * given.rounds))
     rounds, rows = Rounds(this_machine(), given), []
@@ -85,6 +88,7 @@ def main() -> None:
         given,
         [
             *figures(whole),
+            *(figures_of_found(rounds, given) if given.found else ()),
             *(
                 Figure(f"search of {name}", median(found.totals), "s", spread(found.totals), most=BARS.get(name))
                 for name, found in named.items()
@@ -115,6 +119,19 @@ def figures(whole):
         why="--layers 12 48",
     )
     yield Figure("largest gap of the proved bound", max(100 * found.search.gap for found in whole.values()), "%")
+
+
+def figures_of_found(rounds, given):
+    """Figures of the search of 12 layers with found laws in place of ours; prints both."""
+    model = bert(12, given.width)
+    ours, other = rounds.of(model, EXACT_LAWS), rounds.of(model, load_laws(given.found).laws)
+    lines = [row("ours", ours)] + ([row("found", other)] if other else [])
+    print("\nfound laws in place of ours, at 12 layers\n\n" + table(lines, ["laws", *HEADER]))
+    lasts = median(other.totals) / median(ours.totals) if other else None
+    dearer = 100 * (other.search.time / ours.search.time - 1) if other else None
+    why = "they lead to no program"
+    yield Figure("times as long, found laws in place of ours", lasts, "x", most=1.5, why=why)
+    yield Figure("predicted time of their program above ours", dearer, "%", most=0, why=why)
 
 
 def others(rounds, given):

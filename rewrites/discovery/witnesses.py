@@ -19,6 +19,18 @@ class squared_share(monoids.softmax):
         return monoids.softmax.finish(top, weights, total) ** 2
 
 
+class relative_weights(monoids.softmax):
+    """The sum of rows weighted by exp(score - largest score): shift invariant and right-linear, and the weights add to
+    a number that depends on the scores."""
+
+    closed = None  # type: ignore[assignment]
+    normalised = False
+
+    def finish(top: Scalars, weights: Scalars, total: Scalars) -> Scalars:
+        """Return the weighted sum, not divided by the weights."""
+        return total
+
+
 class squared_weights(Monoid):
     """The mean of rows weighted by squared scores: normalised, and not shift invariant."""
 
@@ -37,7 +49,7 @@ class squared_weights(Monoid):
         return total / where(weights == 0, 1, weights)
 
 
-WITNESSES = squared_share, squared_weights
+WITNESSES = squared_share, relative_weights, squared_weights
 
 
 def list_monoids(sort: Sort) -> list[object]:

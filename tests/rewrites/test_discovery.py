@@ -158,6 +158,12 @@ PLANTED = {
     "wrong flag": (product(s + t, x, N, Q), product(s, x, N, Q)),
     "shift of any scores": (product(s + s, x, S, P), product(s, x, S, P)),
     "a row without keys": (product(s, c, S, P), c),
+    "a constant under weights that need not add to one": (product(s * s, c, S, P), product(s, c, S, P)),
+    "factors of weights that need not add to one": (product(s, x, S, P) * product(s, c, S, Q), product(s, x * c, S, P)),
+    "factors of such weights where each row sees itself": (
+        product(s, x, S, Q) * product(s, c, S, Q),
+        product(s, x * c, S, Q),
+    ),
     "a map of values over any monoid": (product(product(s, x, M, P), e), product(s, product(x, e), M, P)),
     "equal only where relu does nothing": (x @ relu, x),
     "a product for a sum": (product(a, e + f), product(a, e) * product(a, f)),
