@@ -5,6 +5,8 @@ from importlib.util import find_spec
 from statistics import median
 from typing import NamedTuple
 
+import lib.command  # noqa: F401, it finds the packages
+
 import numpy as np
 
 import opmatrix as om

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import sys
-from itertools import groupby
 from math import inf, nan
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,29 +33,6 @@ COMMANDS = [
     for part in re.findall(r"^def measure_(\w+)\(\)", source, re.MULTILINE) or [""]
 ]
 EMPTY = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OPMATRIX_DATA")}
-
-
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory):
-    """Benchmarks as they are started by hand, in another folder, with nothing that says where the packages are: of
-    commands, with further words each, the status, what is printed, and the errors."""
-    place = tmp_path_factory.mktemp("elsewhere")
-    with Forks(place, EMPTY) as run:
-
-        def by_script(started):
-            for script, runs in groupby(started, key=lambda one: one[0].split()[0]):
-                wanted = [(name, [*name.split()[1:], *words]) for name, words in runs]
-                answers = run(place, HERE / script, [words for _, words in wanted])
-                yield from ((name, words, *answer) for (name, words), answer in zip(wanted, answers, strict=True))
-
-        yield by_script
-
-
-def test_every_benchmark_starts(ran):
-    assert len(COMMANDS) > 40
-    for name, _, status, out, errors in ran((name, ["--help"]) for name in COMMANDS):
-        assert (status, errors) == (0, "") and "--figures" in out, f"{name}: {errors}"
-        assert out.startswith(f"usage: {name} [-h]"), f"{name}: {out}"
 
 
 def test_scripts_are_few_and_on_the_page():
@@ -119,9 +95,38 @@ def folder(tmp_path_factory):
     return place
 
 
-def test_what_is_refused_is_one_line(ran, folder):
-    started = [(name, [word.format(folder=folder) for word in words]) for name, words, _ in REFUSED]
-    for (_, _, said), (name, words, status, _, errors) in zip(REFUSED, ran(started), strict=True):
+@pytest.fixture(scope="module")
+def answers(folder, tmp_path_factory):
+    """The runs of all benchmarks that tests read: by index, (status, output, errors): of asking each for its
+    help, then of each line of REFUSED. They are started as by hand, in another folder, with nothing that says where the
+    packages are; all runs of a script are one process, which imports once."""
+    place = tmp_path_factory.mktemp("elsewhere")
+    runs = [(name, ["--help"]) for name in COMMANDS]
+    runs += [(name, [word.format(folder=folder) for word in words]) for name, words, _ in REFUSED]
+    scripts = {}
+    for index, (name, words) in enumerate(runs):
+        scripts.setdefault(name.split()[0], []).append((index, [*name.split()[1:], *words]))
+    with Forks(place, EMPTY) as run:
+        return {
+            index: tuple(answer)
+            for script, numbered in scripts.items()
+            for (index, _), answer in zip(
+                numbered, run(place, HERE / script, [words for _, words in numbered]), strict=True
+            )
+        }
+
+
+def test_every_benchmark_starts(answers):
+    assert len(COMMANDS) > 40
+    for index, name in enumerate(COMMANDS):
+        status, out, errors = answers[index]
+        assert (status, errors) == (0, "") and "--figures" in out, f"{name}: {errors}"
+        assert out.startswith(f"usage: {name} [-h]"), f"{name}: {out}"
+
+
+def test_what_is_refused_is_one_line(answers):
+    for index, (name, words, said) in enumerate(REFUSED, len(COMMANDS)):
+        status, _, errors = answers[index]
         lines = [line for line in errors.splitlines() if not line.startswith(("busy machine", "   "))]
         assert status == 2 and len(lines) == 1, f"{name} {words}: {errors}"
         assert lines[0].startswith(f"{name.split()[0]}: ") and said in lines[0], f"{name} {words}: {errors}"

@@ -118,7 +118,7 @@ def test_its_python_runs(name, tmp_path, monkeypatch):
 
 SHELL = [block for text in TEXTS.values() for how, block in FENCED.findall(text) if not how.startswith("python")]
 LINES = sorted({line for block in SHELL for line in block.splitlines() if re.search(r"(^|&& |\| )opmatrix ", line)})
-DEAR = r"explain .*--(full|json)|optimize .*--machine|plan mixtral"  # seconds: of each kind others stay
+DEAR = r"discover .*--size|explain .*--(full|json)|optimize .*--machine|plan mixtral"  # of each kind others stay
 COMMANDS = typer.main.get_command(app).commands
 PAIRS = 'the bank,a bank,4.5\n"the river, dry",river,3.0\na,of,0.25\nruns,the river runs,3.0\n'
 TEXT = "the bird the\ncat 12 the\nthe fish the\n12 3 dog\n"

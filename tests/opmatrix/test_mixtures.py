@@ -126,7 +126,7 @@ def test_the_same_bits_alone_in_a_batch_and_on_other_threads(rng, name):
 MIXED = {"array", *STACKABLE[:4], *(name for name in STACKABLE if FORMATS[name].portion != 16)}
 
 
-@pytest.mark.deep(every=23)
+@pytest.mark.deep(every=38)  # of which each format is one and the other
 @pytest.mark.parametrize("width", [32, 100])
 @pytest.mark.parametrize("raised, factor", [pair for pair in product(sorted(MIXED), repeat=2) if pair[0] != pair[1]])
 def test_matrices_of_two_formats_are_cut_at_the_same_columns(rng, raised, factor, width):

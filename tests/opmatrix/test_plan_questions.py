@@ -94,11 +94,11 @@ def test_headroom_stays_free():
             ask(headroom=share)
 
 
-def test_experts_are_loaded_as_routers_do():
+def test_experts_are_loaded_as_routers_do(free):
     """13 % longer than even ones by default, within the 8 to 20 % that are measured."""
     real, even, heavy = ask(MIXTURE), ask(MIXTURE, load=1.0), ask(MIXTURE, load=2.0)
     choice = even.best[0]
-    assert real.question.load == 1.2 and ask().question.load == 1
+    assert real.question.load == 1.2 and free.question.load == 1
     longer = real.question.predicted(choice.form, choice.sizes).step_seconds / choice.seconds
     assert 1.08 <= longer <= 1.2
     assert heavy.question.predicted(choice.form, choice.sizes).step_seconds > longer * choice.seconds
@@ -129,7 +129,7 @@ def test_the_fewest_devices_are_the_first_that_fit(free):
         fewest_devices(question, within=-1.0)
 
 
-def test_limits_hold():
+def test_limits_hold(free):
     assert all(choice.sizes["tp"] <= 2 for choice in ask(max_tp=2).best)
     for choice in ask(schedule="interleaved").best:
         assert choice.sizes["pp"] == 1 or choice.form.schedule == "interleaved"
@@ -142,7 +142,7 @@ def test_limits_hold():
             ask(**change)
     with pytest.raises(InputError, match="A100: its data sheet has no rate of fp8"):
         om.plan(MODEL, 16, "A100", batch=32, seq=2048, precision="fp8")
-    assert ask(precision="fp8").best[0].seconds < ask().best[0].seconds
+    assert ask(precision="fp8").best[0].seconds < free.best[0].seconds
 
 
 def test_sources_name_their_stack():

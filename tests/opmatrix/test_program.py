@@ -217,8 +217,13 @@ def wide(layer, pack=Dense.pack):
     return bert_program(config, arrays(config), layer, pack)
 
 
+def first_columns(W):
+    """Store the first 150 columns of a matrix, or all, as two factors: memory depends on no decomposition."""
+    return LowRank.pack_factors(W[:, :150], np.eye(min(150, W.shape[1]), W.shape[1]))
+
+
 @pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("pack", [Dense.pack, lambda W: LowRank.approximate(W, rank=150)], ids=["dense", "lowrank"])
+@pytest.mark.parametrize("pack", [Dense.pack, first_columns], ids=["dense", "lowrank"])
 def test_the_planned_peak_is_what_a_call_allocates(layer, pack):
     program = wide(layer, pack)
     batch = Batch([np.full(n, 3) for n in (400, 1, 390, 57, 220)])

@@ -4,6 +4,7 @@ beside the directories that transformers saves of them."""
 import json
 import sys
 
+import encoders
 import numpy as np
 import pytest
 from children import ROOT
@@ -35,6 +36,12 @@ OTHERS = {  # names that transformers saves -> those of the published files, whi
 }
 SIZES = {"small": SMALL, "odd": ODD, "real": REAL}
 BLOCKS = ODD | dict(hidden_size=64, num_attention_heads=4, intermediate_size=96)
+
+
+@pytest.fixture(autouse=True)
+def programs_here(tmp_path, monkeypatch):
+    """Programs are searched for with the prices of a stand-in machine, as a calibration takes most of a minute."""
+    encoders.keep_in(monkeypatch, tmp_path / "cache")
 
 
 def model_of(stem, size):
