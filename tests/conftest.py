@@ -1,5 +1,8 @@
 """What the tests of the algebra start from, and the one whole run that is made for all tests of a process."""
 
+import one_blas_thread  # noqa: F401, before numpy
+
+# isort: split
 import gc
 import os
 import signal

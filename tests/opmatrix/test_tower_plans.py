@@ -170,8 +170,7 @@ def test_columns_are_what_one_is_predicted(name):
     question = PlanQuestion(known.configuration(name), datasheet("A100"), 16, 64, 512, 80e9)
     programs, sizes = compile_forms(question, FORMS), question.sizes
     legal = FormMasks(FORMS, question.limits, question.seq)(sizes)
-    values = np.empty((len(programs.program.results), len(sizes)))
-    programs.program({name: getattr(sizes, name).astype(float) for name in SIZE_NAMES}, values)
+    values = programs.values_at(sizes, question.batch)
     for form, row in np.random.default_rng(0).permutation(np.argwhere(legal))[:30]:
         alone = question.predicted(FORMS[form], sizes.row(row))
         assert values[programs.times[form], row] == pytest.approx(alone.step_seconds, rel=1e-12)

@@ -30,7 +30,8 @@ WHOLE_COLUMNS = 8  # numbers of a head's column that matrix units read at once
 HIDDEN_KEYS = "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"
 
 
-class ParameterBudget(NamedTuple):
+@dataclass(frozen=True)
+class ParameterBudget:
     """Numbers of a model's weights, with a tolerance as a share of them."""
 
     count: float
@@ -136,7 +137,8 @@ def read_varied(text: str) -> list[str]:
     return [name for name in known if name in names]
 
 
-class ModelShape(NamedTuple):
+@dataclass(frozen=True)
+class ModelShape:
     """A shape of a model."""
 
     config: Settings

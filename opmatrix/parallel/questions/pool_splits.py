@@ -275,7 +275,8 @@ def link_between(sheet: Datasheet, devices: int, stated: str | None) -> Link:
     return Link(f"{stated} GB/s", inf, rate, sheet.links[-1].latency)
 
 
-class FoundSplits(NamedTuple):
+@dataclass(frozen=True)
+class FoundSplits:
     """The best splits of the devices, the fastest first; `searched` of `count` splits were searched in both pools, and
     the bound excludes the others."""
 
