@@ -86,7 +86,8 @@ def test_the_fastest_shapes_are_found_in_spite_of_the_bound():
 
 
 def test_budgets_and_sizes_are_read_or_refused():
-    assert read_budget("7e9") == (7e9, 0.05) and read_budget("7e9 ± 2%") == (7e9, 0.02) == read_budget("7e9+-2%")
+    assert read_budget("7e9") == ParameterBudget(7e9, 0.05)
+    assert read_budget("7e9 ± 2%") == read_budget("7e9+-2%") == ParameterBudget(7e9, 0.02)
     for text in ("7b", "", "-7e9", "1.2.3", "7e9±200%", "7e9±2", "inf", "1e999", "0"):
         with pytest.raises(InputError, match=r"--parameters .*: give a number, such as 7e9"):
             read_budget(text)

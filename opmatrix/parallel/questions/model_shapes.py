@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import NamedTuple
 
@@ -333,7 +333,7 @@ def shapes_json(plan: ShapesPlan) -> dict[str, object]:
         "devices": question.devices,
         "batch": question.batch,
         "tokens": question.seq,
-        "budget": plan.budget._asdict(),
+        "budget": asdict(plan.budget),
         "varied": [*plan.varied],
         "shapes within the budget": plan.count,
         "shapes that were searched": plan.searched,
