@@ -25,8 +25,8 @@ from rewrites.workload.stated import PLENTY, change_cosines
 
 GROUP_ROWS = 256  # rows that the float64 oracle reads at a time
 EMBEDDED = 2**23  # largest size of the embeddings whose cosines are compared
-HELD = 2**27  # most bytes of the model's outputs that are held for all groups
-Known = tuple[NDArray[np.floating], list[Route]]  # an output, and the routes of its rows
+OUTPUT_BYTES = 2**27  # most bytes of the model's outputs that are held for all groups
+KnownOutput = tuple[NDArray[np.floating], list[Route]]  # an output, and the routes of its rows
 
 
 class Compared(NamedTuple):
@@ -75,7 +75,7 @@ def compare(
     program that is `exact` differs by rounding alone, which is measured on `verify`; `state` is run only if there are
     other programs. Raises VerificationError for an `exact` program if rounding does not explain a row that the model
     sends elsewhere."""
-    known = read_model(programs[0], model, verify)
+    known = read_groups(programs[0], model, verify)
     near = in_threads(plan_groups(programs, model, verify, exact, known))
     offs = [join_groups([look.beside[at] for look in near]) for at in range(len(programs))]
     stated = compared_of(near)
@@ -153,17 +153,17 @@ def run_groups(programs: Sequence[Program], batch: Batch) -> list[Changes]:
     return [look() for look in plan_groups(programs, {}, batch)]
 
 
-def read_model(program: Program, model: Mapping[str, Operator], batch: Batch) -> list[dict[str, Known]]:
+def read_groups(program: Program, model: Mapping[str, Operator], batch: Batch) -> list[dict[str, KnownOutput]]:
     """Return the model's outputs for each group of a batch, read in two halves at once, each weight widened once for a
-    half. Empty for groups that are read one by one: where rows are routed, or outputs take more than HELD bytes."""
+    half. Empty for groups that are read one by one: where rows are routed, or outputs take more than OUTPUT_BYTES bytes."""
     groups = [*batch.pieces(GROUP_ROWS)]
     extents = program.extents(batch)
     numbers = sum(prod(program.schedule.calls[at].shape.at(extents)) for at in program.schedule.results)
-    if is_routed(model.values()) or 8 * numbers > HELD:
+    if is_routed(model.values()) or 8 * numbers > OUTPUT_BYTES:
         return [{} for _ in groups]
     halves = [half for half in (groups[::2], groups[1::2]) if half]
 
-    def read(half: Sequence[Batch]) -> list[dict[str, Known]]:
+    def read(half: Sequence[Batch]) -> list[dict[str, KnownOutput]]:
         """Read the outputs for some of the groups."""
         with np.errstate(all="ignore"):
             arrays = [dense_each(term, half) for term in model.values()]
@@ -179,7 +179,7 @@ def plan_groups(
     model: Mapping[str, Operator],
     batch: Batch,
     exact: Sequence[bool] = (),
-    known: Sequence[dict[str, Known]] = (),
+    known: Sequence[dict[str, KnownOutput]] = (),
 ) -> Iterator[Callable[[], Changes]]:
     """Yield a call for each group of a batch. `known` are the model's outputs for each, by name, where they are."""
     rows = 0
@@ -194,7 +194,7 @@ def compare_group(
     group: Batch,
     before: int,
     exact: Sequence[bool] = (),
-    read: Mapping[str, Known] = MappingProxyType({}),
+    read: Mapping[str, KnownOutput] = MappingProxyType({}),
 ) -> Changes:
     """Compare the outputs of programs on one group; `before` is the number of rows embedded before it, `read` are
     outputs of the model that are known. Raises InputError if the model's output is NaN or infinite, VerificationError

@@ -82,8 +82,8 @@ def test_outputs_too_wide_to_hold_are_read_group_by_group(programs, monkeypatch)
     operator, imported, narrow = programs
     monkeypatch.setattr(compared, "GROUP_ROWS", 6)
     comparison = partial(compared.compare, [imported, narrow], {OUTPUT: operator}, RAGGED, RAGGED)
-    assert all(compared.read_model(imported, {OUTPUT: operator}, RAGGED))
+    assert all(compared.read_groups(imported, {OUTPUT: operator}, RAGGED))
     held, _ = comparison()
-    monkeypatch.setattr(compared, "HELD", 0)
-    assert not any(compared.read_model(imported, {OUTPUT: operator}, RAGGED))
+    monkeypatch.setattr(compared, "OUTPUT_BYTES", 0)
+    assert not any(compared.read_groups(imported, {OUTPUT: operator}, RAGGED))
     assert comparison()[0] == held
