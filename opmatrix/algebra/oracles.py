@@ -4,7 +4,7 @@ kernel."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -408,12 +408,29 @@ def dense(term: Operator, x: ReadInput, batch: Batch | None = None, dtype: DType
     """Compute the term at x in arrays of that number type. x is (rows, columns), (heads, rows, columns), a CSR
     selection or a Batch, which stands for its one-hot tokens; a result of one head is rows and columns, but where x is
     by heads. Sequences that do not see each other are computed a few at a time."""
-    value = read_input = entered(term, x, batch, dtype)
+    [array] = read_factors(term, [entered(term, x, batch, dtype)])
+    return array
+
+
+def dense_each(term: Operator, batches: Sequence[Batch]) -> list[Numeric]:
+    """Compute the term at several batches in float64: the bits of `dense` at each. A weight is widened once for all of
+    them, unless routes are listened to, batch by batch."""
+    if LISTENING.get() is not None:
+        return [dense(term, batch) for batch in batches]
+    return read_factors(term, [entered(term, batch) for batch in batches])
+
+
+def read_factors(term: Operator, inputs: Sequence[DenseReading]) -> list[Numeric]:
+    """Return the arrays of a term at several inputs, which go through one factor after the other together."""
+    values = [*inputs]
     for f in factors(term):
-        value = apply_factor(f, value)
-    array = np.asarray(value.array)
-    of_one_head = array.ndim == 3 and len(array) == 1 and read_input.value.ndim == 2
-    return array[0] if of_one_head else array
+        stored = dict[Data, Numeric]()
+        values = [apply_factor(f, value, stored) for value in values]
+    arrays = [np.asarray(value.array) for value in values]
+    return [
+        array[0] if array.ndim == 3 and len(array) == 1 and before.value.ndim == 2 else array
+        for array, before in zip(arrays, inputs, strict=True)
+    ]
 
 
 def entered(term: Operator, x: ReadInput, batch: Batch | None = None, dtype: DTypeLike = np.float64) -> DenseReading:
@@ -422,9 +439,10 @@ def entered(term: Operator, x: ReadInput, batch: Batch | None = None, dtype: DTy
     return DenseReading(x.astype(dtype) if hasattr(x, "toarray") else np.asarray(x, dtype), batch, dtype)
 
 
-def apply_factor(term: Operator, x: DenseReading) -> DenseReading:
-    """Apply one factor of the model; scores are only ever as large as one sequence, or as those of ORACLE_ROWS rows."""
-    value, batch, stored = x.value, x.batch, dict[Data, Numeric]()
+def apply_factor(term: Operator, x: DenseReading, stored: dict[Data, Numeric] | None = None) -> DenseReading:
+    """Apply one factor of the model; scores are only ever as large as one sequence, or as those of ORACLE_ROWS rows.
+    `stored` gets its weights in the number type of x, for other inputs of that type."""
+    value, batch, stored = x.value, x.batch, {} if stored is None else stored
 
     def at(value: object, batch: Fields | None) -> DenseReading:
         reading: DenseReading = read(term, DenseReading(value, batch, x.dtype, stored), {})

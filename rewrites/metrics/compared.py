@@ -1,11 +1,12 @@
 """The errors of programs against the model and against its import. All programs run on one group of sentences after
-another: whole outputs are never held, as a row of a language model is as wide as its vocabulary."""
+another: their whole outputs are never held, as a row of a language model is as wide as its vocabulary."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, reduce
-from itertools import chain
-from math import ceil
+from itertools import chain, zip_longest
+from math import ceil, prod
 from operator import add
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -13,17 +14,19 @@ from numpy.typing import NDArray
 
 from formats.host.threads import in_threads
 from opmatrix.algebra.batch.batch import Batch
-from opmatrix.algebra.oracles import dense
-from opmatrix.algebra.routes import noted
+from opmatrix.algebra.oracles import dense, dense_each
+from opmatrix.algebra.routes import Route, noted
 from opmatrix.algebra.term import Operator
 from opmatrix.runtime.program import Program
 from rewrites.lowering.float32_range import check_finite, check_range
 from rewrites.verify.differences import Change
-from rewrites.verify.routed import Flips, Reference, explain_flips, redrawn, score_moves
+from rewrites.verify.routed import Flips, Reference, explain_flips, is_routed, redrawn, score_moves
 from rewrites.workload.stated import PLENTY, change_cosines
 
 GROUP_ROWS = 256  # rows that the float64 oracle reads at a time
 EMBEDDED = 2**23  # largest size of the embeddings whose cosines are compared
+OUTPUT_BYTES = 2**27  # most bytes of the model's outputs that are held for all groups
+KnownOutput = tuple[NDArray[np.floating], list[Route]]  # an output, and the routes of its rows
 
 
 class Compared(NamedTuple):
@@ -72,7 +75,8 @@ def compare(
     program that is `exact` differs by rounding alone, which is measured on `verify`; `state` is run only if there are
     other programs. Raises VerificationError for an `exact` program if rounding does not explain a row that the model
     sends elsewhere."""
-    near = in_threads(plan_groups(programs, model, verify, exact))
+    known = read_groups(programs[0], model, verify)
+    near = in_threads(plan_groups(programs, model, verify, exact, known))
     offs = [join_groups([look.beside[at] for look in near]) for at in range(len(programs))]
     stated = compared_of(near)
     others = [at for at in range(1, len(programs)) if not (exact and exact[at])]
@@ -149,24 +153,56 @@ def run_groups(programs: Sequence[Program], batch: Batch) -> list[Changes]:
     return [look() for look in plan_groups(programs, {}, batch)]
 
 
+def read_groups(program: Program, model: Mapping[str, Operator], batch: Batch) -> list[dict[str, KnownOutput]]:
+    """Return the model's outputs for each group of a batch, read in two halves at once, each weight widened once for a
+    half. Empty for groups that are read one by one: where rows are routed, or outputs take more than OUTPUT_BYTES bytes."""
+    groups = [*batch.pieces(GROUP_ROWS)]
+    extents = program.extents(batch)
+    numbers = sum(prod(program.schedule.calls[at].shape.at(extents)) for at in program.schedule.results)
+    if is_routed(model.values()) or 8 * numbers > OUTPUT_BYTES:
+        return [{} for _ in groups]
+    halves = [half for half in (groups[::2], groups[1::2]) if half]
+
+    def read(half: Sequence[Batch]) -> list[dict[str, KnownOutput]]:
+        """Read the outputs for some of the groups."""
+        with np.errstate(all="ignore"):
+            arrays = [dense_each(term, half) for term in model.values()]
+        by_group = zip(*arrays, strict=True)
+        return [{name: (rows, []) for name, rows in zip(model, outputs, strict=True)} for outputs in by_group]
+
+    first, *second = in_threads(partial(read, half) for half in halves)
+    return [outputs for pair in zip_longest(first, *second) for outputs in pair if outputs is not None]
+
+
 def plan_groups(
-    programs: Sequence[Program], model: Mapping[str, Operator], batch: Batch, exact: Sequence[bool] = ()
+    programs: Sequence[Program],
+    model: Mapping[str, Operator],
+    batch: Batch,
+    exact: Sequence[bool] = (),
+    known: Sequence[dict[str, KnownOutput]] = (),
 ) -> Iterator[Callable[[], Changes]]:
-    """Yield a call for each group of a batch."""
+    """Yield a call for each group of a batch. `known` are the model's outputs for each, by name, where they are."""
     rows = 0
-    for group in batch.pieces(GROUP_ROWS):
-        yield partial(compare_group, programs, model, group, rows, exact)
+    for group, outputs in zip_longest(batch.pieces(GROUP_ROWS), known, fillvalue={}):
+        yield partial(compare_group, programs, model, group, rows, exact, outputs)
         rows += len(programs[0].starts(group)) - 1
 
 
 def compare_group(
-    programs: Sequence[Program], model: Mapping[str, Operator], group: Batch, before: int, exact: Sequence[bool] = ()
+    programs: Sequence[Program],
+    model: Mapping[str, Operator],
+    group: Batch,
+    before: int,
+    exact: Sequence[bool] = (),
+    read: Mapping[str, KnownOutput] = MappingProxyType({}),
 ) -> Changes:
-    """Compare the outputs of programs on one group; `before` is the number of rows embedded before it. Raises
-    InputError if the model's output is NaN or infinite, VerificationError if an exact program sends rows elsewhere
-    than rounding explains."""
+    """Compare the outputs of programs on one group; `before` is the number of rows embedded before it, `read` are
+    outputs of the model that are known. Raises InputError if the model's output is NaN or infinite, VerificationError
+    if an exact program sends rows elsewhere than rounding explains."""
     names = [[name for name in program.outputs if name in model] for program in programs]
-    meant = {name: Reference(partial(dense, model[name], group)) for name in dict.fromkeys(chain(*names))}
+    meant = {
+        name: Reference(partial(dense, model[name], group), read.get(name)) for name in dict.fromkeys(chain(*names))
+    }
     with np.errstate(all="ignore"):
         known = {name: reference.own[0] for name, reference in meant.items()}
     for name, rows in known.items():

@@ -19,7 +19,7 @@ from formats.storage.format import Format
 from formats.storage.stacked import Stacked
 from opmatrix.algebra.batch.batch import Batch, Fields
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.oracles import dense, dense_each
 from opmatrix.algebra.routes import noted
 from opmatrix.algebra.term import Operator
 from opmatrix.runtime.codegen.infinite import infinite_batches
@@ -85,7 +85,7 @@ class Errors:
 
 def oracle(model: Operator, batches: Sequence[Batch]) -> list[NDArray[np.floating]]:
     """Return the outputs of the model in float64, without any kernel."""
-    return [dense(model, batch) for batch in batches]
+    return dense_each(model, batches)
 
 
 @dataclass(frozen=True, eq=False)

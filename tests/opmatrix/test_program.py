@@ -169,6 +169,30 @@ def test_meanings_by_hand():
     np.testing.assert_allclose(program.exact([[1]], {"b": np.zeros(2)}), [[0, 2]])
 
 
+@pytest.mark.parametrize("products", [4, 40])
+def test_a_float64_reading_holds_live_values_only(products):
+    """Memory of `exact` is that of the few values that later steps read, whatever the number of steps."""
+    steps = [*START, *(Step("linear", {"x": x, "weight": "w"}, {}, f"x{i}") for i, x in enumerate(chain(products)))]
+    constants = {"E": Dense.pack(np.eye(8, dtype=np.float32)), "w": Dense.pack(np.eye(8, dtype=np.float32))}
+    program, batch = Program(steps, constants, {"last": f"x{products - 1}", "first": "x"}), Batch([[0, 1, 2] * 1000])
+    value = 8 * batch.rows * 8  # bytes of one value
+    wanted = np.eye(8)[batch.tokens]
+    program.exact(batch)
+    tracemalloc.start()
+    try:
+        np.testing.assert_array_equal(program.exact(batch), wanted)
+        assert tracemalloc.get_traced_memory()[1] < 8 * value
+    finally:
+        tracemalloc.stop()
+    both = program.exact_all(batch)
+    assert [*both] == ["last", "first"] and all((rows == wanted).all() for rows in both.values())
+
+
+def chain(products):
+    """The values that a chain of products reads."""
+    return ["x", *(f"x{i}" for i in range(products - 1))]
+
+
 @pytest.mark.parametrize("layer", LAYERS)
 def test_sentences_do_not_see_one_another(weights, layer):
     program = bert_program(CONFIG, weights, layer)
