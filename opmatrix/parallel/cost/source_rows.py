@@ -14,7 +14,7 @@ from opmatrix.parallel.cost.quantities import Formula
 from opmatrix.parallel.cost.step_costs import BackwardBooked
 from opmatrix.parallel.sharding.redistribute import RankStep
 
-DECODER_ROWS, SOURCE_ROWS = "s", "u"  # sizes in formulas: tokens of the decoder, rows of the source
+DECODER_ROWS, SOURCE_ROWS = "s", "source"  # sizes in formulas; longer than an axis's letter, so that none is equal
 
 
 class RowSpaces(NamedTuple):
@@ -38,7 +38,7 @@ def rename_rows(formula: Formula, share: float = 1) -> Formula:
     """Return a formula of tokens for a source, of whose rows a `share` is meant.
 
     >>> str(rename_rows(Formula(((2.0, (("b", 1), ("s", 2))),)), 0.5))
-    '0.5·b·u^2'"""
+    '0.5·b·source^2'"""
     terms = []
     for count, powers in formula.terms:
         named = dict(powers)
