@@ -106,6 +106,19 @@ def term_of(lines: Sequence[Operation], at: int) -> Operator:
     return terms[at]
 
 
+OF_OPERANDS: dict[str, Callable[..., Operator]] = {
+    "add": add,
+    "mul": mul,
+    "turn": turn,
+    "beside": row,
+    "product": product,
+    "scan": scan,
+    "delta_rule": gated_delta_rule,
+    "keep_top": keep_top,
+    "shares": shares,
+}
+
+
 def as_term(line: Operation, *args: Operator) -> Operator:
     """Return the result of an operation on terms, as a term."""
     term: Operator
@@ -116,24 +129,8 @@ def as_term(line: Operation, *args: Operator) -> Operator:
             term = line.more[0]
         case "act":
             term = through(args[0], line.more[0])
-        case "add":
-            term = add(*args)
-        case "mul":
-            term = mul(*args)
-        case "turn":
-            term = turn(*args)
-        case "beside":
-            term = row(*args)
-        case "product":
-            term = product(*args, *line.more)
-        case "scan":
-            term = scan(*args, *line.more)
-        case "delta_rule":
-            term = gated_delta_rule(*args)
-        case "keep_top":
-            term = keep_top(*args, *line.more)
-        case "shares":
-            term = shares(*args, *line.more)
+        case name if name in OF_OPERANDS:
+            term = OF_OPERANDS[name](*args, *line.more)
         case "outer":
             term = product(turn(args[0]), args[1], monoids.sum)
         case "summed":

@@ -155,7 +155,7 @@ def run_groups(programs: Sequence[Program], batch: Batch) -> list[Changes]:
 
 def read_groups(program: Program, model: Mapping[str, Operator], batch: Batch) -> list[dict[str, KnownOutput]]:
     """Return the model's outputs for each group of a batch, read in two halves at once, each weight widened once for a
-    half. Empty for groups that are read one by one: where rows are routed, or outputs take more than OUTPUT_BYTES bytes."""
+    half. Empty for groups that are read one by one: where rows are routed, or outputs take over OUTPUT_BYTES bytes."""
     groups = [*batch.pieces(GROUP_ROWS)]
     extents = program.extents(batch)
     numbers = sum(prod(program.schedule.calls[at].shape.at(extents)) for at in program.schedule.results)

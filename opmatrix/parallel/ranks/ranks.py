@@ -18,10 +18,10 @@ from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.oracles import DenseReading, reduced
 from opmatrix.algebra.positions.patterns import Pattern
-from opmatrix.algebra.positions.visibility import corrected_rows
 from opmatrix.algebra.routes import keep_taken, largest
 from opmatrix.algebra.term import Operator
 from opmatrix.parallel.ranks.moe_experts import AskingRank, ByExpert
+from opmatrix.parallel.ranks.recurrences import correct_states, merge_rows
 from opmatrix.parallel.ranks.related import HeldRows, dense_window, locate, merge_entries, pick_held, rows_before
 from opmatrix.parallel.ranks.weight_pieces import WeightPieces
 from opmatrix.parallel.sharding.axis_states import Cut, Needed, Partial, bounds, widths
@@ -344,17 +344,12 @@ class Rank(AskingRank):
 
     def scan(self, step: RankStep, u: Numeric, v: Numeric) -> Held:
         """Merge the rows of each sequence with those before them."""
-        over, where = step.more
-        shape = np.broadcast_shapes(u.shape, v.shape)
-        return np.asarray(over.scan(*(np.broadcast_to(x, shape) for x in (u, v)), where.whole), np.float64)
+        return merge_rows(*step.more, u, v)
 
     def delta_rule(self, step: RankStep, *operands: Numeric) -> Held:
-        """Pass the rows of each sequence through a state that each corrects; count a read by its key, what is added,
-        and a read by its query."""
-        shape = np.broadcast_shapes(*(x.shape[:-1] for x in operands))
-        parts = [np.broadcast_to(x, (*shape, x.shape[-1])) for x in operands]
-        result = np.stack([corrected_rows(*rows) for rows in zip(*parts, strict=True)])
-        self.meter.flops += 6 * result.size * parts[0].shape[-1]
+        """Pass the rows of each sequence through a state that each corrects."""
+        result, flops = correct_states(*operands)
+        self.meter.flops += flops
         return result
 
     def turn(self, step: RankStep, x: Numeric) -> Held:
