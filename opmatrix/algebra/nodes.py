@@ -572,7 +572,7 @@ def keep_top(x: ReadAt, s: Operator, by: Operator, k: int) -> ReadAt:
     return u.keep_top(v, k)
 
 
-@combinator(row_linear=True)
+@combinator(row_linear=True, row_wise=True)
 def rotate(x: ReadAt, cos: Data, sin: Data, rest: int = 0) -> ReadAt:
     """Each column of the first half and its partner in the second half, turned by an angle of the row's position: the
     cosines and sines of position p are row p of the tables (Su et al. 2021, RoPE, by halves as LLaMA has it). The last

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from opmatrix.algebra.shapes import H, T
+from opmatrix.algebra.shapes import H
 from opmatrix.algebra.term import PROPERTIES, RowFunction, holding
 
 __all__ = ["PROPERTIES"]
@@ -100,7 +100,7 @@ def additive(f: RowFunction, x: HeadRows, y: HeadRows) -> tuple[HeadRows, HeadRo
     return f(x + y), f(x) + f(y)
 
 
-@holding("linear", "storable", "diagonal", measured=lambda a: a.row_linear and a.out.cols is not T)
+@holding("linear", "storable", "diagonal")
 def row_wise(f: RowFunction, x: HeadRows, y: HeadRows) -> tuple[HeadRows, HeadRows]:
     """row i of the output depends on row i of the input alone, and has no column for each row, as rows that are
     picked have other columns then"""

@@ -260,7 +260,7 @@ VARIABLES = {
     "operator": Variable(typed_symbol(matrix_shapes), None, lambda d, sort: d.ends(*sort.sizes)),
     "mixing": Variable(typed_symbol(matrix_shapes), lambda d, sort: mix(d.weight(*sort.sizes))),
     "rotation": Variable(
-        typed_symbol(square_shapes, row_linear=True),
+        typed_symbol(square_shapes, row_linear=True, row_wise=True),
         lambda d, sort: rotate(*(d.numbers(max(ROWS), sort.last / 2) for _ in range(2))),
     ),
     "relative": Variable(
