@@ -3,7 +3,7 @@ another: their whole outputs are never held, as a row of a language model is as 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, reduce
-from itertools import chain, zip_longest
+from itertools import chain, repeat, zip_longest
 from math import ceil, prod
 from operator import add
 from types import MappingProxyType
@@ -183,7 +183,7 @@ def plan_groups(
 ) -> Iterator[Callable[[], Changes]]:
     """Yield a call for each group of a batch. `known` are the model's outputs for each, by name, where they are."""
     rows = 0
-    for group, outputs in zip_longest(batch.pieces(GROUP_ROWS), known, fillvalue={}):
+    for group, outputs in zip(batch.pieces(GROUP_ROWS), chain(known, repeat({})), strict=False):
         yield partial(compare_group, programs, model, group, rows, exact, outputs)
         rows += len(programs[0].starts(group)) - 1
 

@@ -344,7 +344,8 @@ class Rank(AskingRank):
 
     def scan(self, step: RankStep, u: Numeric, v: Numeric) -> Held:
         """Merge the rows of each sequence with those before them."""
-        return merge_rows(*step.more, u, v)
+        over, where = step.more
+        return merge_rows(over, where, u, v)
 
     def delta_rule(self, step: RankStep, *operands: Numeric) -> Held:
         """Pass the rows of each sequence through a state that each corrects."""

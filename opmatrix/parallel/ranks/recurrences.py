@@ -17,7 +17,8 @@ READS_AND_WRITES = (
 def merge_rows(over: type[Monoid], where: Pattern, u: Numeric, v: Numeric) -> Numeric:
     """Merge the rows of each sequence with those before them, in float64; operands of fewer heads are copied."""
     shape = np.broadcast_shapes(u.shape, v.shape)
-    return np.asarray(over.scan(*(np.broadcast_to(x, shape) for x in (u, v)), where.whole), np.float64)
+    left, right = (np.broadcast_to(x, shape) for x in (u, v))
+    return np.asarray(over.scan(left, right, where.whole), np.float64)
 
 
 def correct_states(*operands: Numeric) -> tuple[Numeric, int]:
