@@ -170,7 +170,8 @@ CHANGES: dict[str, tuple[Change, Situation]] = {
 
 
 def widen_guards(law: Law) -> Iterator[PlantedEquality]:
-    """Yield a law with each sort that its declaration says is too wide."""
+    """Yield a law with each sort that its declaration says is too wide; where its sides are made of parts of a stored
+    matrix, they fit for no other operator, and the law is true wherever it can be tried."""
     for other in law.without:
 
         def body(**variables: Any) -> tuple[Any, Any]:
@@ -179,7 +180,14 @@ def widen_guards(law: Law) -> Iterator[PlantedEquality]:
 
         body.__name__, body.__annotations__ = law.name, law.variables | other
         words = ", ".join(f"{name}: {sort}" for name, sort in other.items())
-        yield PlantedEquality(f"too wide a guard, {words}", replace(law, body=body, without=(), canonical=False))
+        wide = replace(law, body=body, without=(), canonical=False)
+        if are_far(wide):
+            yield PlantedEquality(f"too wide a guard, {words}", wide)
+
+
+def are_far(law: Law) -> bool:
+    """True if the sides of a law are far apart in a trial in which they fit."""
+    return max(islice(law.differences(np.random.default_rng(99)), 20), default=0.0) > FAR
 
 
 WRONG = {"order": "wrong order", "operand": "wrong order", "guard": "too wide a guard", "linear": "too wide a guard"}
@@ -188,5 +196,5 @@ WRONG = {"order": "wrong order", "operand": "wrong order", "guard": "too wide a 
 def list_far(law: Law) -> Iterator[PlantedEquality]:
     """Yield the mutants of a law in a guard or in an order whose sides are then far apart."""
     for one in mutants([law]):
-        if one.kind in WRONG and max(islice(one.law.differences(np.random.default_rng(99)), 20), default=0.0) > FAR:
+        if one.kind in WRONG and are_far(one.law):
             yield PlantedEquality(f"{WRONG[one.kind]}, {one.change}", one.law)
