@@ -271,10 +271,8 @@ class AskedPlan:
             raise InputError(
                 f"--machine {sheet.name}: no ranks here run {config['model_type']}, which is two stacks of layers"
             )
-        if self.infer and has_halves(config):
-            raise InputError(
-                f"--infer: {config['model_type']} attends to keys of its encoder, which only training plans have"
-            )
+        if self.infer:
+            check_generating(config, "--infer")
         tokens, lengths = check_lengths(config, self.seq)
         check_plan_precision(self.precision, sheet)
         return PlanQuestion(
@@ -377,6 +375,14 @@ def check_load(load: float | None, config: Settings) -> float:
     if 1 <= load <= MOST_LOAD:
         return load
     raise InputError(f"--load {load:g}: rows of the busiest expert rank over the mean: from 1 to {MOST_LOAD:g}")
+
+
+def check_generating(config: Settings, option: str) -> None:
+    """Raise InputError for a model of an encoder and a decoder, which has no plan of inference."""
+    if has_halves(config):
+        raise InputError(
+            f"{option}: {config['model_type']} attends to keys of its encoder, which only training plans have"
+        )
 
 
 def check_schedule(schedule: str | None, stack: str | None = None) -> str | None:
