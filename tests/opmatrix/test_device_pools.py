@@ -135,6 +135,7 @@ def test_a_token_behind_a_tower_is_within_its_bound():
         ("t5-base", 114, "prefill,decode", {}, "--pools prefill,decode: t5 attends to keys of its encoder"),
         ("whisper-large-v2", 448, "rollout,train", {}, "--pools rollout,train: whisper attends to keys"),
         ("bert-large", 128, "prefill,decode", {}, "--pools prefill,decode: bert generates no tokens"),
+        ("llava-1.5-7b", 576 + 31, "rollout,train", {}, "--reply 32: a prompt of 575 tokens, of which 576 are rows"),
         ("gpt2", 128, "prefill,decode", dict(stack="megatron"), "--stack megatron: it is of training"),
         ("gpt2", 128, "prefill,decode", dict(schedule="gpipe"), "--schedule gpipe: it is of training"),
     ],

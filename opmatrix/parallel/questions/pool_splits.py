@@ -20,7 +20,7 @@ from opmatrix.parallel.cost.quantities import add_all
 from opmatrix.parallel.cost.step_parts import stage_parameters
 from opmatrix.parallel.questions.device_pools import DevicePool, PoolShare, whole_setting
 from opmatrix.parallel.search.forms import StrategyForm
-from opmatrix.parallel.search.plans import check_generating
+from opmatrix.parallel.search.plans import check_generating, check_tower_rows
 from opmatrix.parallel.search.strategy_search import PlanQuestion
 
 EVERY_WAY = 10**6  # ways to factor devices: all of them
@@ -258,6 +258,7 @@ def pool_pair(question: PlanQuestion, names: str, limits: PoolLimits) -> PoolPai
         )
     if not 1 <= limits.reply < question.seq:
         raise InputError(f"--reply {limits.reply}: tokens that are generated, from 1 to {question.seq - 1} of --seq")
+    check_tower_rows(question.config, question.seq - limits.reply, f"--reply {limits.reply}")
     for option, limit in (("--ttft", limits.ttft), ("--tpot", limits.tpot)):
         if limit is not None and not 0 < limit < inf:
             raise InputError(f"{option} {limit:g}: seconds, more than 0")
