@@ -7,6 +7,7 @@ import pytest
 from planned_models import MODEL
 
 from formats.core.errors import InputError
+from opmatrix.models import known
 from opmatrix.parallel.cost.memory_parts import STATE, driver_bytes
 from opmatrix.parallel.questions.fewest_devices import fastest_on
 from opmatrix.parallel.questions.pool_splits import (
@@ -116,6 +117,34 @@ def test_latencies_limit_batches_and_what_does_not_fit_is_refused():
     assert best.period >= free.period
     with pytest.raises(InputError, match=r"--devices 6: too few for both pools: prefill fits on none within 1e-09 s, "):
         plan_pools(ASKED, "prefill,decode", PoolLimits(REPLY, ttft=1e-9))
+
+
+def test_a_token_behind_a_tower_is_within_its_bound():
+    """The tower has run: no token of decode computes it again, nor does the bound."""
+    config = known.configuration("llava-1.5-7b")
+    text = config["text_config"] | dict(num_hidden_layers=2, vocab_size=512)
+    few = config | dict(text_config=text, vision_config=config["vision_config"] | dict(num_hidden_layers=2))
+    pool = pool_pair(AskedPlan(64, 1024).question(few, 2, "A100"), "prefill,decode", LIMITS).second
+    share = pool.best_on(1)
+    assert share.batch == 64 and 0 < pool.least_period(1) <= share.period
+
+
+@pytest.mark.parametrize(
+    "name, seq, pools, options, words",
+    [
+        ("t5-base", 114, "prefill,decode", {}, "--pools prefill,decode: t5 attends to keys of its encoder"),
+        ("whisper-large-v2", 448, "rollout,train", {}, "--pools rollout,train: whisper attends to keys"),
+        ("bert-large", 128, "prefill,decode", {}, "--pools prefill,decode: bert generates no tokens"),
+        ("llava-1.5-7b", 576 + 31, "rollout,train", {}, "--reply 32: a prompt of 575 tokens, of which 576 are rows"),
+        ("gpt2", 128, "prefill,decode", dict(stack="megatron"), "--stack megatron: it is of training"),
+        ("gpt2", 128, "prefill,decode", dict(schedule="gpipe"), "--schedule gpipe: it is of training"),
+    ],
+)
+def test_models_and_options_that_pools_lack_are_one_line(name, seq, pools, options, words):
+    question = AskedPlan(BATCH, seq, **options).question(known.configuration(name), 2, "A100")
+    with pytest.raises(InputError, match=words) as error:
+        plan_pools(question, pools, PoolLimits(32))
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("names", POOL_PAIRS)

@@ -4,7 +4,7 @@ import pytest
 from planned_models import MODEL
 
 from formats.core.errors import InputError
-from opmatrix.models import check, normalise_config, parameters
+from opmatrix.models import check, known, normalise_config, parameters
 from opmatrix.parallel.questions.fewest_devices import fastest_on
 from opmatrix.parallel.questions.model_shapes import (
     LAYER_COUNT,
@@ -39,6 +39,7 @@ GPT2 = dict(model_type="gpt2", n_embd=128, n_head=8, n_layer=6, n_positions=128,
 KEYS = {"hidden": "hidden_size", "heads": "num_attention_heads", LAYER_COUNT: "num_hidden_layers"}
 
 
+@pytest.mark.deep(every=3)
 @pytest.mark.parametrize("config", [LLAMA, MIXTURE, BERT, GPT2], ids=lambda config: config["model_type"])
 @pytest.mark.parametrize("name", [*VARIED, LAYER_COUNT])
 def test_shapes_are_legal_and_within_the_budget(config, name):
@@ -76,8 +77,9 @@ def test_the_fastest_shapes_are_found_in_spite_of_the_bound():
         alone.append(choice.seconds)
     plan = plan_shapes(question, "layers,experts", budget, keep=1)
     assert [one.choice.seconds for one in plan.best] == [min(alone)] and plan.count == len(alone)
-    assert plan.searched <= plan.count and plan.usual.shape.config == MIXTURE
+    assert plan.searched < plan.count and plan.usual.shape.config == MIXTURE
     figures, text = shapes_json(plan), shapes_text(plan)
+    assert figures["budget"] == dict(count=budget.count, tolerance=0.04)
     assert figures["quality"] == "not predicted" and "the quality of a shape is not" in text and "as it is" in text
     assert figures["shapes"][0]["shape"] in text and len(shapes_csv(plan).splitlines()) == 2
     first = plan.best[0]
@@ -100,3 +102,7 @@ def test_budgets_and_sizes_are_read_or_refused():
     tight = AskedPlan(8, 512, memory=1e8, infer=True).question(LLAMA, 2, "H100")
     with pytest.raises(InputError, match="--vary heads: none of 3 shapes fits 2 devices"):
         plan_shapes(tight, "heads")
+    for name, seq in (("t5-base", 114), ("llava-1.5-7b", 1024), ("whisper-large-v2", 448)):
+        both = AskedPlan(8, seq).question(known.configuration(name), 2, "H100")
+        with pytest.raises(InputError, match=r"--vary layers: shapes are of one stack of layers, and .* is two"):
+            plan_shapes(both, "layers", ParameterBudget(2e8))

@@ -298,5 +298,7 @@ def test_a_tower_without_a_stage_is_one_line():
     assert predict(work, "A100", Strategy(pp=2, flash=True, cut=(40, 16)), 8, 512).step_seconds > 0
     with pytest.raises(InputError, match=r"tp 32: .*16 heads"):
         predict(work, "A100", Strategy(tp=32, flash=True), 8, 512)
+    with pytest.raises(InputError, match=r"--seq 575: a prompt of 575 tokens, of which 576 are rows of the tower"):
+        om.plan("llava-1.5-7b", 4, "A100", batch=8, seq=575)
     with pytest.raises(InputError, match=r"--infer: t5 attends to keys of its encoder"):
         om.plan("t5-base", 4, "A100", batch=8, seq=114, infer=True)

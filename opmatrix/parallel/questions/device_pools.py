@@ -94,6 +94,7 @@ class DevicePool:
         work, rate = question.work(StrategyForm()), question.machine.peak(question.precision)
         if question.phase != "decode":
             return model_operations(work, 1, question.seq, question.infer, question.flash) / (devices * rate)
+        work = work._replace(source=0)  # a tower has run
         operations = model_operations(work, 1, 1, True, question.flash)
         met = whole_setting(question)._replace(seq=question.seq - question.reply / 2)
         read = cache_bytes(met, question.limits.head)

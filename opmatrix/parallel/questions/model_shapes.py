@@ -14,6 +14,8 @@ from opmatrix.display.progress import unheard
 from opmatrix.display.tables import table
 from opmatrix.models import normalise_config, parameters, spelling
 from opmatrix.models.config import Settings
+from opmatrix.models.encoders.encoder_decoders import has_halves
+from opmatrix.models.encoders.towers import has_tower
 from opmatrix.parallel.cost.expert_work import EXPERT_COUNTS, count_experts
 from opmatrix.parallel.questions.fewest_devices import COUNT_FACTORS, fastest_on
 from opmatrix.parallel.search.forms import StrategyForm
@@ -250,8 +252,11 @@ def plan_shapes(
 ) -> ShapesPlan:
     """Plan the shapes of the model of a question within a budget, by default that of the model. `vary`: names of sizes
     with commas. Shapes are searched in the order of their bound, and the search stops where the bound is no less than
-    the seconds of the last that is kept. Raises InputError where no shape is within the budget, and where none fits."""
+    the seconds of the last that is kept. Raises InputError for a model of two stacks, where no shape is within the
+    budget, and where none fits."""
     varied, config = read_varied(vary), question.config
+    if has_tower(config) or has_halves(config):
+        raise InputError(f"--vary {vary}: shapes are of one stack of layers, and {config['model_type']} is two")
     budget = budget or ParameterBudget(parameters(config))
     shapes = shapes_within(config, varied, budget)
     if not shapes:

@@ -19,6 +19,8 @@ from opmatrix.parallel.cost.memory_parts import STATE, driver_bytes
 from opmatrix.parallel.cost.quantities import add_all
 from opmatrix.parallel.cost.step_parts import stage_parameters
 from opmatrix.parallel.questions.device_pools import DevicePool, PoolShare, whole_setting
+from opmatrix.parallel.search.forms import StrategyForm
+from opmatrix.parallel.search.plans import check_generating, check_tower_rows
 from opmatrix.parallel.search.strategy_search import PlanQuestion
 
 EVERY_WAY = 10**6  # ways to factor devices: all of them
@@ -219,7 +221,10 @@ def inference_question(question: PlanQuestion, phase: str, reply: int) -> PlanQu
 
 
 def prefill_decode(question: PlanQuestion, limits: PoolLimits, link: Link) -> PoolPair:
-    """Return the pools of inference."""
+    """Return the pools of inference. Raises InputError for a stack and a schedule, which are of training."""
+    for option, training in (("--stack", question.stack and question.stack.name), ("--schedule", question.schedule)):
+        if training is not None:
+            raise InputError(f"{option} {training}: it is of training, and --pools prefill,decode has none")
     prefill, decode = (inference_question(question, phase, limits.reply) for phase in ("prefill", "decode"))
     first = DevicePool("prefill", prefill, within=limits.ttft or inf)
     return PrefillDecode(first, DevicePool("decode", decode, True, limits.reply, limits.tpot or inf), link)
@@ -241,13 +246,19 @@ POOL_PAIRS: Mapping[str, Callable[[PlanQuestion, PoolLimits, Link], PoolPair]] =
 
 
 def pool_pair(question: PlanQuestion, names: str, limits: PoolLimits) -> PoolPair:
-    """Return the pools of these names. Raises InputError for unknown pools, limits that are none, one device, and a
-    link that the machine lacks."""
+    """Return the pools of these names. Raises InputError for unknown pools, a model that generates no tokens, limits
+    that are none, one device, and a link that the machine lacks."""
     pair = names.replace(" ", "")
     if pair not in POOL_PAIRS:
         raise InputError(f"--pools {names}: {suggest_name(pair, POOL_PAIRS)}there are {' and '.join(POOL_PAIRS)}")
+    check_generating(question.config, f"--pools {names}")
+    if not any(product.causal for layer, _ in question.work(StrategyForm()).decoding for product in layer.products):
+        raise InputError(
+            f"--pools {names}: {question.config['model_type']} generates no tokens: each row sees all others"
+        )
     if not 1 <= limits.reply < question.seq:
         raise InputError(f"--reply {limits.reply}: tokens that are generated, from 1 to {question.seq - 1} of --seq")
+    check_tower_rows(question.config, question.seq - limits.reply, f"--reply {limits.reply}")
     for option, limit in (("--ttft", limits.ttft), ("--tpot", limits.tpot)):
         if limit is not None and not 0 < limit < inf:
             raise InputError(f"{option} {limit:g}: seconds, more than 0")

@@ -13,10 +13,10 @@ from formats.core.errors import InputError, suggest_name
 from formats.machine.datasheets import BYTES, EIGHT_BITS, Datasheet, datasheet, datasheets
 from opmatrix import body
 from opmatrix.display.progress import unheard
-from opmatrix.models import known
+from opmatrix.models import known, normalise_config
 from opmatrix.models.config import Settings
 from opmatrix.models.encoders.encoder_decoders import has_halves
-from opmatrix.models.encoders.towers import decoder_settings, has_tower
+from opmatrix.models.encoders.towers import decoder_settings, has_tower, read_tower
 from opmatrix.parallel.axes.known_axes import PLANNED_AXES, PRINTED
 from opmatrix.parallel.cost.constants import Constants
 from opmatrix.parallel.cost.expert_work import count_experts
@@ -271,10 +271,8 @@ class AskedPlan:
             raise InputError(
                 f"--machine {sheet.name}: no ranks here run {config['model_type']}, which is two stacks of layers"
             )
-        if self.infer and has_halves(config):
-            raise InputError(
-                f"--infer: {config['model_type']} attends to keys of its encoder, which only training plans have"
-            )
+        if self.infer:
+            check_generating(config, "--infer")
         tokens, lengths = check_lengths(config, self.seq)
         check_plan_precision(self.precision, sheet)
         return PlanQuestion(
@@ -379,6 +377,25 @@ def check_load(load: float | None, config: Settings) -> float:
     raise InputError(f"--load {load:g}: rows of the busiest expert rank over the mean: from 1 to {MOST_LOAD:g}")
 
 
+def check_generating(config: Settings, option: str) -> None:
+    """Raise InputError for a model of an encoder and a decoder, which has no plan of inference."""
+    if has_halves(config):
+        raise InputError(
+            f"{option}: {config['model_type']} attends to keys of its encoder, which only training plans have"
+        )
+
+
+def check_tower_rows(config: Settings, prompt: int, option: str) -> None:
+    """Raise InputError for a prompt with fewer tokens than the rows that a tower gives the decoder of each sequence."""
+    if not has_tower(config):
+        return
+    rows = read_tower(config, normalise_config(decoder_settings(config))["hidden_size"]).last_rows
+    if prompt < rows:
+        raise InputError(
+            f"{option}: a prompt of {prompt} tokens, of which {rows} are rows of the tower: give more tokens"
+        )
+
+
 def check_schedule(schedule: str | None, stack: str | None = None) -> str | None:
     """Return a schedule by name. Raises InputError for an unknown one, and for one that the stack does not run."""
     if schedule is None:
@@ -406,13 +423,14 @@ def read_machine(name: str) -> Datasheet:
 
 def check_tokens(config: Settings, seq: int | None) -> int:
     """Return the tokens of a sequence: as requested, else as many as the model takes. Raises InputError for more than
-    the model takes, and where neither is given."""
-    config = decoder_settings(config)
+    the model takes, for fewer than its tower gives, and where neither is given."""
+    whole, config = config, decoder_settings(config)
     most = next((limit for limit in map(config.get, POSITION_KEYS) if isinstance(limit, int)), None)
     endless = "rope_theta" in config or config.get("model_type") == "t5"  # it has distances alone
     if seq is not None and most is not None and seq > most and not endless:
         raise InputError(f"--seq {seq}: the model has {most} positions: at most {most} tokens a sequence")
     if (tokens := seq or most) is not None:
+        check_tower_rows(whole, tokens, f"--seq {tokens}")
         return tokens
     raise InputError("--seq: the configuration declares no sequence length: give a number of tokens")
 
