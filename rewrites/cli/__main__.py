@@ -18,6 +18,7 @@ from rewrites.cli.straight import TOKENIZER, read_plainly
 NO_ROOM = errno.ENOSPC, errno.EDQUOT, errno.EFBIG  # a full disk, a quota, a file that is too large
 OBJECTS = 50_000, 10, 10  # thresholds of garbage collection: graphs are large and
 # hold no cycles
+RETURNED = 0.02  # seconds after which a function whose exceptions are ignored has mostly returned
 
 
 def main() -> None:
@@ -100,6 +101,27 @@ def attend_termination() -> None:
         sys.exit(128 + number)
 
     signal.signal(signal.SIGTERM, end)
+    send_ignored_again()
+
+
+def send_ignored_again() -> None:
+    """Let an interruption end the command, too, where it was raised in a function whose exceptions Python ignores, such
+    as the callback of a weak reference: the signal is sent again, once that function has returned."""
+    usual = sys.unraisablehook
+
+    def send(ignored: "sys.UnraisableHookArgs") -> None:
+        """Send the signal again after RETURNED seconds; report any other exception as Python does."""
+        ends = {KeyboardInterrupt: signal.SIGINT, SystemExit: signal.SIGTERM}
+        if ignored.exc_type not in ends:
+            usual(ignored)
+            return
+        from threading import Timer
+
+        again = Timer(RETURNED, os.kill, (os.getpid(), ends[ignored.exc_type]))
+        again.daemon = True
+        again.start()
+
+    sys.unraisablehook = send
 
 
 def attend_streams() -> None:

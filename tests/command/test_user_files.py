@@ -129,6 +129,31 @@ def test_a_command_that_is_told_to_end_leaves_nothing(program, tmp_path, unnamed
         assert not os.listdir(place)
 
 
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_command_ends_where_the_exception_of_a_signal_is_ignored(number, status):
+    """As imports do, a weak reference calls back, and what is raised there is lost."""
+    code = f"""
+import os, signal, sys, time, weakref
+from rewrites.cli.__main__ import attend_termination
+signal.signal(signal.SIGINT, signal.default_int_handler)
+attend_termination()
+def call_back(_):
+    os.kill(os.getpid(), {int(number)})
+    time.sleep(0)
+some = set()
+watched = weakref.ref(some, call_back)
+try:
+    del some
+    time.sleep({LIMIT})
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    assert (ended.returncode, ended.stderr) == (status, b"")
+
+
 # ---- texts from pipes and devices
 
 
