@@ -19,7 +19,7 @@ from opmatrix.models.encoders.towers import has_tower
 from opmatrix.parallel.cost.expert_work import EXPERT_COUNTS, count_experts
 from opmatrix.parallel.questions.fewest_devices import COUNT_FACTORS, fastest_on
 from opmatrix.parallel.search.forms import StrategyForm
-from opmatrix.parallel.search.plan_text import GIGA, in_percent, rows_csv
+from opmatrix.parallel.search.plan_text import GIGA, asked_sizes, in_percent, rows_csv
 from opmatrix.parallel.search.plans import PlanChoice, model_operations
 from opmatrix.parallel.search.strategy_search import PlanQuestion
 
@@ -331,13 +331,8 @@ def shape_cells(label: str, one: PlannedShape) -> list[str]:
 
 def shapes_json(plan: ShapesPlan) -> dict[str, object]:
     """Return a plan of shapes as JSON."""
-    question = plan.question
     return {
-        "model": plan.name,
-        "machine": question.machine.name,
-        "devices": question.devices,
-        "batch": question.batch,
-        "tokens": question.seq,
+        **asked_sizes(plan.name, plan.question),
         "budget": asdict(plan.budget),
         "varied": [*plan.varied],
         "shapes within the budget": plan.count,

@@ -4,6 +4,7 @@ or weights cross a link; colocated, both run on all devices in turn, and weights
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -77,7 +78,7 @@ class PoolLimits:
 
 
 @dataclass(frozen=True)
-class PoolPair:
+class PoolPair(ABC):
     """Both pools with the link between them."""
 
     first: DevicePool
@@ -92,17 +93,17 @@ class PoolPair:
         """The inputs of the second pool."""
         return self.second.question
 
+    @abstractmethod
     def crossing(self, first: PoolShare, second: PoolShare) -> PoolCrossing:
         """Return the arrays that cross from pool to pool."""
-        raise NotImplementedError
 
+    @abstractmethod
     def laid_anew(self, first: PoolShare, second: PoolShare) -> PoolCrossing:
         """Return the arrays that are laid out anew in a turn of both phases."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fit_in_turn(self, first: PoolShare, second: PoolShare) -> bool:
         """True if both phases fit beside the arrays that stay between them."""
-        raise NotImplementedError
 
     def period(self, first: PoolShare, second: PoolShare, crossing: PoolCrossing) -> float:
         """Return the seconds of a sequence: of the slower pool; the link is a third pool where it overlaps."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from opmatrix.display.tables import table
 from opmatrix.parallel.questions.device_pools import PoolShare
 from opmatrix.parallel.questions.pool_splits import DevicesSplit, PoolCrossing, PoolsPlan, PoolTurns
-from opmatrix.parallel.search.plan_text import GIGA, in_percent, rows_csv
+from opmatrix.parallel.search.plan_text import GIGA, asked_sizes, in_percent, rows_csv
 
 
 def pools_text(plan: PoolsPlan) -> str:
@@ -117,11 +117,7 @@ def pools_json(plan: PoolsPlan) -> dict[str, object]:
     """Return a plan of pools as JSON."""
     question, pair = plan.pair.question, plan.pair
     return {
-        "model": plan.name,
-        "machine": question.machine.name,
-        "devices": question.devices,
-        "batch": question.batch,
-        "tokens": question.seq,
+        **asked_sizes(plan.name, question),
         "tokens that are generated": plan.reply,
         "pools": [pair.first.name, pair.second.name],
         "link": pair.link.name,

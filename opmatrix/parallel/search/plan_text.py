@@ -18,6 +18,7 @@ from opmatrix.parallel.search.inference import next_token_seconds
 from opmatrix.parallel.search.named_collectives import named_collectives
 from opmatrix.parallel.search.plans import KINDS_OF_TIME, PlanChoice, StrategyPlan
 from opmatrix.parallel.search.stage_times import StageCut, best_cut, run_stages
+from opmatrix.parallel.search.strategy_search import PlanQuestion
 
 GIGA = 1e9
 RUN = 3  # strategies whose pipelines are simulated task by task
@@ -252,6 +253,17 @@ def choice_row(plan: StrategyPlan, each: PlanChoice) -> dict[str, object]:
     }
 
 
+def asked_sizes(name: str, question: PlanQuestion) -> dict[str, object]:
+    """Return the model, the devices and the batch of a question, as the JSON of every plan begins."""
+    return {
+        "model": name,
+        "machine": question.machine.name,
+        "devices": question.devices,
+        "batch": question.batch,
+        "tokens": question.seq,
+    }
+
+
 def plan_json(plan: StrategyPlan) -> dict[str, object]:
     """Return a plan as JSON, with every part of time and memory."""
     question = plan.question
@@ -265,11 +277,7 @@ def plan_json(plan: StrategyPlan) -> dict[str, object]:
     ]
     met = [collective._asdict() for collective in named_collectives(plan.best[0], question.infer)]
     return {
-        "model": plan.name,
-        "machine": question.machine.name,
-        "devices": question.devices,
-        "batch": question.batch,
-        "tokens": question.seq,
+        **asked_sizes(plan.name, question),
         **({"lengths": lengths_rows(plan)} if question.lengths else {}),
         "bytes of a device": question.room,
         "precision": question.precision,
